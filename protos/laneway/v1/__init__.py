@@ -1,0 +1,1 @@
+"""Generated messages and services of the laneway.v1 protobuf package."""

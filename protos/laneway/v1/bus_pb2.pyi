@@ -1,0 +1,243 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from laneway.v1 import common_pb2 as _common_pb2
+from laneway.v1 import task_pb2 as _task_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class JobRecord(_message.Message):
+    __slots__ = ("schema", "job_id", "tenant", "region", "model", "tier", "pool", "state", "attempt", "lineage", "starts", "clean", "owner", "door", "publish_by", "body_digest", "contract", "verdict", "checkpoint_index", "result", "error", "timings", "attached", "prompt_tokens", "max_tokens", "latest_start", "device_ms", "idempotency_key", "origin")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    CLEAN_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    DOOR_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_BY_FIELD_NUMBER: _ClassVar[int]
+    BODY_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LATEST_START_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_MS_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    schema: int
+    job_id: str
+    tenant: str
+    region: str
+    model: str
+    tier: str
+    pool: str
+    state: _common_pb2.JobState
+    attempt: int
+    lineage: _containers.RepeatedCompositeFieldContainer[Attempt]
+    starts: int
+    clean: int
+    owner: str
+    door: str
+    publish_by: _timestamp_pb2.Timestamp
+    body_digest: bytes
+    contract: _common_pb2.Contract
+    verdict: _common_pb2.Verdict
+    checkpoint_index: int
+    result: _task_pb2.Result
+    error: _common_pb2.JobError
+    timings: _common_pb2.Timings
+    attached: bool
+    prompt_tokens: int
+    max_tokens: int
+    latest_start: _timestamp_pb2.Timestamp
+    device_ms: int
+    idempotency_key: str
+    origin: str
+    def __init__(self, schema: _Optional[int] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., region: _Optional[str] = ..., model: _Optional[str] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., attempt: _Optional[int] = ..., lineage: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., starts: _Optional[int] = ..., clean: _Optional[int] = ..., owner: _Optional[str] = ..., door: _Optional[str] = ..., publish_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., contract: _Optional[_Union[_common_pb2.Contract, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., checkpoint_index: _Optional[int] = ..., result: _Optional[_Union[_task_pb2.Result, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.JobError, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., attached: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., latest_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., device_ms: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., origin: _Optional[str] = ...) -> None: ...
+
+class Attempt(_message.Message):
+    __slots__ = ("attempt", "start_index", "owner", "claimed_at")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    START_INDEX_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_AT_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    start_index: int
+    owner: str
+    claimed_at: _timestamp_pb2.Timestamp
+    def __init__(self, attempt: _Optional[int] = ..., start_index: _Optional[int] = ..., owner: _Optional[str] = ..., claimed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class LaneMessage(_message.Message):
+    __slots__ = ("schema", "record", "task")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    schema: int
+    record: JobRecord
+    task: _task_pb2.GenerateTask
+    def __init__(self, schema: _Optional[int] = ..., record: _Optional[_Union[JobRecord, _Mapping]] = ..., task: _Optional[_Union[_task_pb2.GenerateTask, _Mapping]] = ...) -> None: ...
+
+class TokenBatch(_message.Message):
+    __slots__ = ("worker_id", "deltas")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    deltas: _containers.RepeatedCompositeFieldContainer[SequenceDelta]
+    def __init__(self, worker_id: _Optional[str] = ..., deltas: _Optional[_Iterable[_Union[SequenceDelta, _Mapping]]] = ...) -> None: ...
+
+class SequenceDelta(_message.Message):
+    __slots__ = ("job_id", "attempt", "first_index", "count", "response")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    attempt: int
+    first_index: int
+    count: int
+    response: bytes
+    def __init__(self, job_id: _Optional[str] = ..., attempt: _Optional[int] = ..., first_index: _Optional[int] = ..., count: _Optional[int] = ..., response: _Optional[bytes] = ...) -> None: ...
+
+class WorkerControl(_message.Message):
+    __slots__ = ("cancel", "beat", "drain")
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    cancel: CancelHint
+    beat: DoorBeat
+    drain: DrainHint
+    def __init__(self, cancel: _Optional[_Union[CancelHint, _Mapping]] = ..., beat: _Optional[_Union[DoorBeat, _Mapping]] = ..., drain: _Optional[_Union[DrainHint, _Mapping]] = ...) -> None: ...
+
+class CancelHint(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class DoorBeat(_message.Message):
+    __slots__ = ("door", "attachments")
+    DOOR_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENTS_FIELD_NUMBER: _ClassVar[int]
+    door: str
+    attachments: _containers.RepeatedCompositeFieldContainer[Attachment]
+    def __init__(self, door: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ...) -> None: ...
+
+class Attachment(_message.Message):
+    __slots__ = ("job_id", "attempt", "next_index", "delivered_ids", "replay")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_IDS_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    attempt: int
+    next_index: int
+    delivered_ids: _containers.RepeatedScalarFieldContainer[int]
+    replay: bool
+    def __init__(self, job_id: _Optional[str] = ..., attempt: _Optional[int] = ..., next_index: _Optional[int] = ..., delivered_ids: _Optional[_Iterable[int]] = ..., replay: _Optional[bool] = ...) -> None: ...
+
+class DrainHint(_message.Message):
+    __slots__ = ("draining",)
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    draining: bool
+    def __init__(self, draining: _Optional[bool] = ...) -> None: ...
+
+class JobEvent(_message.Message):
+    __slots__ = ("job_id", "state", "attempt", "worker_id")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    state: _common_pb2.JobState
+    attempt: int
+    worker_id: str
+    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., attempt: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
+class WorkerLease(_message.Message):
+    __slots__ = ("schema", "worker_id", "name", "pool", "engine", "state", "detail", "slots", "running", "kv_tokens", "kv_tokens_used", "prefill_tokens_per_s", "decode_tokens_per_s", "service_s", "started_at", "renewed_at", "jobs_done", "tokens_done", "busy_s", "capabilities", "running_by_lane", "process_id")
+    class RunningByLaneEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_USED_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_S_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_AT_FIELD_NUMBER: _ClassVar[int]
+    JOBS_DONE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_DONE_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_BY_LANE_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    schema: int
+    worker_id: str
+    name: str
+    pool: str
+    engine: str
+    state: str
+    detail: str
+    slots: int
+    running: int
+    kv_tokens: int
+    kv_tokens_used: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    service_s: float
+    started_at: _timestamp_pb2.Timestamp
+    renewed_at: _timestamp_pb2.Timestamp
+    jobs_done: int
+    tokens_done: int
+    busy_s: float
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    running_by_lane: _containers.ScalarMap[int, int]
+    process_id: int
+    def __init__(self, schema: _Optional[int] = ..., worker_id: _Optional[str] = ..., name: _Optional[str] = ..., pool: _Optional[str] = ..., engine: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., service_s: _Optional[float] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., renewed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., busy_s: _Optional[float] = ..., capabilities: _Optional[_Iterable[str]] = ..., running_by_lane: _Optional[_Mapping[int, int]] = ..., process_id: _Optional[int] = ...) -> None: ...
+
+class IngestVerdict(_message.Message):
+    __slots__ = ("schema", "job_id", "key", "verdict", "error")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    schema: int
+    job_id: str
+    key: str
+    verdict: _common_pb2.Verdict
+    error: _common_pb2.JobError
+    def __init__(self, schema: _Optional[int] = ..., job_id: _Optional[str] = ..., key: _Optional[str] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.JobError, _Mapping]] = ...) -> None: ...
