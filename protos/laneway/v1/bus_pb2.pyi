@@ -162,16 +162,18 @@ class DrainHint(_message.Message):
     def __init__(self, draining: _Optional[bool] = ...) -> None: ...
 
 class JobEvent(_message.Message):
-    __slots__ = ("job_id", "state", "attempt", "worker_id")
+    __slots__ = ("job_id", "state", "attempt", "worker_id", "record")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     state: _common_pb2.JobState
     attempt: int
     worker_id: str
-    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., attempt: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
+    record: bytes
+    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., attempt: _Optional[int] = ..., worker_id: _Optional[str] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class WorkerLease(_message.Message):
     __slots__ = ("schema", "worker_id", "name", "pool", "engine", "state", "detail", "slots", "running", "kv_tokens", "kv_tokens_used", "prefill_tokens_per_s", "decode_tokens_per_s", "service_s", "started_at", "renewed_at", "jobs_done", "tokens_done", "busy_s", "capabilities", "running_by_lane", "process_id")

@@ -1,0 +1,273 @@
+"""A job as values: the task, its contract, verdict, result, and the record with its legal transitions.
+
+The record is the one authority on a job. Each function below takes a record and returns the next one or raises
+IllegalTransition; the store makes it true by a compare-and-set on the record's subject. Terminal records never
+change. While RUNNING only the owner of the present attempt may write, except that anyone entitled may end it
+(cancel, expire) and a taker may claim it once the owner's lease has expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from laneway.core.errors import Code
+from laneway.core.lanes import FinishReason, Isolation, JobState, Lane, OnDisconnect, Phase, VerdictKind
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. None means unset; ranges are those of laneway.v1.Sampling."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    n: int = 1
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateTask:
+    """A generate task whose prompt is already token ids."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    json_object: bool = False
+    json_schema: str = ""
+    regex: str = ""
+    grammar: str = ""
+    adapter: str = ""
+    cache_salt: str = ""
+
+    @property
+    def constrained(self) -> bool:
+        return bool(self.json_object or self.json_schema or self.regex or self.grammar)
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What a request was promised, with the lane's defaults filled in."""
+
+    lane: Lane
+    ttft_target_s: float
+    tpot_target_s: float
+    deadline_s: float  # Unix seconds
+    not_before_s: float = 0.0  # Unix seconds; 0: none
+    isolation: Isolation = Isolation.SLO
+    least_tier: str = ""
+    cost_max: float | None = None
+    regions: tuple[str, ...] = ()
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    kind: VerdictKind
+    reason: str
+    message: str
+    lane: Lane
+    tier: str = ""
+    region: str = ""
+    pool: str = ""
+    ttft_eta_s: float | None = None
+    completion_eta_s: float | None = None
+    hold_until_s: float | None = None  # Unix seconds
+    retry_after_s: float | None = None
+    cost: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    text: str
+    token_ids: tuple[int, ...]
+    text_lengths: tuple[int, ...]  # characters that became final with each token
+    finish_reason: FinishReason
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobError:
+    code: Code
+    reason: str
+    message: str
+    phase: Phase | None = None
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Wall times in Unix seconds (0: not yet), spans in seconds."""
+
+    created_s: float = 0.0
+    claimed_s: float = 0.0
+    first_token_s: float = 0.0
+    ended_s: float = 0.0
+    prefill_span_s: float = 0.0
+    decode_span_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    attempt: int
+    start_index: int
+    owner: str
+    claimed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    job_id: str
+    tenant: str
+    region: str
+    model: str
+    tier: str
+    pool: str
+    contract: Contract
+    verdict: Verdict
+    prompt_tokens: int
+    max_tokens: int
+    state: JobState = JobState.WAITING
+    attempt: int = 0
+    lineage: tuple[Attempt, ...] = ()
+    starts: int = 0
+    clean: int = 0
+    owner: str = ""
+    door: str = ""
+    attached: bool = False
+    publish_by_s: float = 0.0
+    body_digest: bytes = b""
+    checkpoint_index: int = 0
+    latest_start_s: float = 0.0
+    device_ms: int = 0
+    result: Result | None = None
+    error: JobError | None = None
+    timings: Timings = Timings()
+    idempotency_key: str = ""
+    origin: str = "GRPC"
+
+
+class IllegalTransition(Exception):
+    """The record does not allow this change; `record` is what was found."""
+
+    def __init__(self, message: str, record: JobRecord) -> None:
+        super().__init__(message)
+        self.record = record
+
+
+def claim(record: JobRecord, owner: str, now_s: float, *, owner_is_dead: bool = False, start_index: int = 0) -> JobRecord:
+    """The record after `owner` claimed it: RUNNING at attempt + 1.
+
+    A WAITING record may always be claimed; a RUNNING one only when its owner's lease has expired.
+    """
+    takeover = record.state is JobState.RUNNING and owner_is_dead
+    if record.state is not JobState.WAITING and not takeover:
+        raise IllegalTransition(f"cannot claim a job that is {record.state}", record)
+    attempt = record.attempt + 1
+    return replace(
+        record,
+        state=JobState.RUNNING,
+        attempt=attempt,
+        owner=owner,
+        starts=record.starts + 1,
+        lineage=(*record.lineage, Attempt(attempt, start_index, owner, now_s)),
+        timings=replace(record.timings, claimed_s=now_s, first_token_s=0.0),
+    )
+
+
+def _owned(record: JobRecord, owner: str, attempt: int) -> None:
+    if record.state is not JobState.RUNNING or record.owner != owner or record.attempt != attempt:
+        raise IllegalTransition(f"attempt {attempt} of {owner} no longer owns this job", record)
+
+
+def set_start_index(record: JobRecord, owner: str, attempt: int, start_index: int) -> JobRecord:
+    """The record after its owner learned from which token index this attempt goes on."""
+    _owned(record, owner, attempt)
+    last = replace(record.lineage[-1], start_index=start_index)
+    return replace(record, lineage=(*record.lineage[:-1], last))
+
+
+def succeed(record: JobRecord, owner: str, attempt: int, result: Result, timings: Timings) -> JobRecord:
+    _owned(record, owner, attempt)
+    return replace(record, state=JobState.SUCCEEDED, result=result, timings=timings, owner="")
+
+
+def fail(record: JobRecord, owner: str, attempt: int, error: JobError, now_s: float) -> JobRecord:
+    _owned(record, owner, attempt)
+    return _end(record, JobState.FAILED, error, now_s)
+
+
+def hand_back(record: JobRecord, owner: str, attempt: int) -> JobRecord:
+    """The record after its owner gave it back on purpose (drain, preemption): it does not count as a failure."""
+    _owned(record, owner, attempt)
+    return replace(record, state=JobState.WAITING, owner="", clean=record.clean + 1)
+
+
+def cancel(record: JobRecord, error: JobError, now_s: float) -> JobRecord:
+    return _end(record, JobState.CANCELLED, error, now_s)
+
+
+def expire(record: JobRecord, error: JobError, now_s: float) -> JobRecord:
+    return _end(record, JobState.EXPIRED, error, now_s)
+
+
+def refuse(record: JobRecord, error: JobError, now_s: float) -> JobRecord:
+    return _end(record, JobState.REFUSED, error, now_s)
+
+
+def _end(record: JobRecord, state: JobState, error: JobError, now_s: float) -> JobRecord:
+    if record.state.terminal:
+        raise IllegalTransition(f"job is already {record.state}", record)
+    return replace(record, state=state, error=error, owner="", timings=replace(record.timings, ended_s=now_s))
+
+
+def resumable(task: GenerateTask) -> bool:
+    """Whether a run may go on from given token ids without becoming a splice of two runs.
+
+    Sampling state that ids do not carry (a seed's position, penalties' counts, min_tokens) and several or constrained
+    outputs make it unsound.
+    """
+    s = task.sampling
+    penalised = any(p is not None for p in (s.repetition_penalty, s.presence_penalty, s.frequency_penalty))
+    return not (s.n > 1 or task.constrained or (s.seed is not None and not s.greedy) or penalised or s.min_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneJob:
+    """A job on its way to a worker: its record as accepted, and the task."""
+
+    record: JobRecord
+    task: GenerateTask

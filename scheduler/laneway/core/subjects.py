@@ -1,0 +1,190 @@
+"""Every NATS name in one place: streams, subjects, consumers, buckets. Strings in, strings out.
+
+Caller text never enters a subject: each token was checked or is ours. See docs/wire.md for the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from laneway.core.ids import is_token
+from laneway.core.lanes import Lane
+
+SUBJECT_BYTES_MAX = 512
+HOME_ANY = "any"
+
+# Headers of our own.
+H_RECORD_SEQUENCE = "Laneway-Record-Sequence"
+H_KEY = "Laneway-Key"
+H_RELEASED_BY = "Laneway-Released-By"
+
+
+def _join(*tokens: str) -> str:
+    for token in tokens:
+        if not (is_token(token) or token in ("*", ">")):
+            raise ValueError(f"not a subject token: {token!r}")
+    return ".".join(tokens)
+
+
+# --- streams and buckets ---------------------------------------------------------------------------
+
+
+def jobs_stream(region: str) -> str:
+    return f"JOBS_{region}"
+
+
+def lane_stream(region: str, lane: Lane) -> str:
+    return f"{lane.name}_{region}"
+
+
+def checkpoint_stream(region: str) -> str:
+    return f"CKPT_{region}"
+
+
+def ingest_stream(region: str) -> str:
+    return f"INGEST_{region}"
+
+
+def verdict_stream(region: str) -> str:
+    return f"VERDICTS_{region}"
+
+
+def dead_stream(region: str) -> str:
+    return f"DEAD_{region}"
+
+
+def workers_bucket(region: str) -> str:
+    return f"WORKERS_{region}"
+
+
+def leader_bucket(region: str) -> str:
+    return f"LEADER_{region}"
+
+
+def plan_bucket(region: str) -> str:
+    return f"PLAN_{region}"
+
+
+def kv_subject(bucket: str, key: str) -> str:
+    return f"$KV.{bucket}.{key}"
+
+
+# --- records, lanes, parked jobs -------------------------------------------------------------------
+
+
+def record(region: str, tenant: str, job: str) -> str:
+    return _join("job", region, tenant, job)
+
+
+def records_of(region: str, tenant: str = "*") -> str:
+    return _join("job", region, tenant, "*")
+
+
+def record_parts(subject: str) -> tuple[str, str, str]:
+    """(region, tenant, job) of a record subject."""
+    _, region, tenant, job = subject.split(".")
+    return region, tenant, job
+
+
+def ready(region: str, lane: Lane, pool: str, tenant: str, job: str, home: str = HOME_ANY) -> str:
+    return _join("lane", region, lane.value, pool, home, tenant, job)
+
+
+def ready_filter(region: str, lane: Lane, pool: str, home: str = HOME_ANY) -> str:
+    return _join("lane", region, lane.value, pool, home, ">")
+
+
+def bell(subject: str) -> str:
+    """The headers-only copy of a lane or park subject that the server republishes (core NATS)."""
+    return f"bell.{subject}"
+
+
+@dataclass(frozen=True, slots=True)
+class ParkSubject:
+    """What a park subject says: all that a scheduler needs to rebuild its index. Fixed for a job's life."""
+
+    region: str
+    lane: Lane
+    pool: str
+    tenant: str
+    not_before_ms: int  # Unix ms; 0: none
+    due_ms: int  # Unix ms of the latest start
+    cost_ms: int  # predicted device-ms
+    group: str  # hash of the coalescing key
+    job: str
+
+    def __str__(self) -> str:
+        return _join(
+            "park", self.region, self.lane.value, self.pool, self.tenant,
+            str(self.not_before_ms), str(self.due_ms), str(self.cost_ms), self.group, self.job,
+        )  # fmt: skip
+
+    @property
+    def ready(self) -> str:
+        """The ready subject this job is released to."""
+        return ready(self.region, self.lane, self.pool, self.tenant, self.job)
+
+    @classmethod
+    def parse(cls, subject: str) -> ParkSubject:
+        word, region, lane, pool, tenant, not_before, due, cost, group, job = subject.split(".")
+        if word != "park":
+            raise ValueError(f"not a park subject: {subject}")
+        return cls(region, Lane(lane), pool, tenant, int(not_before), int(due), int(cost), group, job)
+
+
+def park_filter(region: str, lane: Lane) -> str:
+    return _join("park", region, lane.value, ">")
+
+
+def parked_job_filter(region: str, lane: Lane, pool: str, tenant: str, job: str) -> str:
+    return _join("park", region, lane.value, pool, tenant, "*", "*", "*", "*", job)
+
+
+def consumer(lane: Lane, pool: str, home: str = HOME_ANY) -> str:
+    """Durable name of the consumer of one pool, lane and home slot."""
+    return f"{lane.value}_{pool}_{home}"
+
+
+# --- producers -------------------------------------------------------------------------------------
+
+
+def ingest(region: str, lane: Lane, tenant: str) -> str:
+    return _join("ingest", region, lane.value, tenant)
+
+
+def ingest_parts(subject: str) -> tuple[str, str, str]:
+    """(region, lane word, tenant) of an ingest subject."""
+    _, region, lane, tenant = subject.split(".")
+    return region, lane, tenant
+
+
+def verdict(region: str, tenant: str, job: str) -> str:
+    return _join("verdict", region, tenant, job)
+
+
+# --- core NATS -------------------------------------------------------------------------------------
+
+
+def tokens(door: str) -> str:
+    return _join("tok", door)
+
+
+def control(worker: str) -> str:
+    return _join("ctl", worker)
+
+
+def event(region: str, job: str) -> str:
+    return _join("ev", region, job)
+
+
+def events(region: str) -> str:
+    return _join("ev", region, "*")
+
+
+def digest(region: str) -> str:
+    return _join("digest", region)
+
+
+def plan_changes(region: str) -> str:
+    """Subject of the KV entry that holds the plan; a core subscription sees each new one."""
+    return kv_subject(plan_bucket(region), "plan")

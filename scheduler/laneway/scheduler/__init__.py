@@ -1,0 +1,1 @@
+"""The scheduling service: its loop and its gRPC edge."""

@@ -1,0 +1,1 @@
+"""The admission service: the door where requests come in and answers leave."""

@@ -1,0 +1,1 @@
+"""The `laneway` command and the local stack."""

@@ -1,0 +1,1 @@
+"""What callers import: a typed client with deadlines, cancellation and a retry budget."""

@@ -1,0 +1,1 @@
+"""The routing service: which region a request should run in."""

@@ -1,0 +1,1 @@
+"""What every service shares at its edge: settings, logs, metrics, lifecycle, NATS lanes, gRPC, wire conversion."""
