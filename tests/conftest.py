@@ -1,0 +1,43 @@
+"""Says at the end of a run which tests the `-m` selection left out, and what runs them."""
+
+from collections import Counter
+
+import pytest
+
+# In this order: a test with several marks counts under the first.
+COMMAND_OF_MARK = {
+    "stack": "make stack",
+    "soak": "make soak",
+    "packaging": "make check",
+    "drill": "make check",
+    "slow": "make check",
+    "fast": "make test",
+}
+
+left_out = pytest.StashKey[Counter[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[left_out] = Counter()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
+    collected = list(items)
+    result = yield
+    selected = set(items)
+    config.stash[left_out].update(kind_of(item) for item in collected if item not in selected)
+    return result
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    counts = config.stash[left_out]
+    if counts:
+        terminalreporter.section("left out")
+        for kind, command in COMMAND_OF_MARK.items():
+            if counts[kind]:
+                terminalreporter.line(f"{counts[kind]} {kind} ({command})")
+
+
+def kind_of(item: pytest.Item) -> str:
+    return next((mark for mark in COMMAND_OF_MARK if item.get_closest_marker(mark)), "fast")

@@ -1,0 +1,119 @@
+"""Builds the wheel, installs it alone into a fresh environment and looks at what arrived."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+IMPORT_ROOTS = ("protos", "services", "scheduler", "workers")
+
+pytestmark = [pytest.mark.packaging, pytest.mark.timeout(300)]
+
+IMPORT_EVERY_PACKAGE = """
+import importlib, json, pkgutil, sys
+import laneway
+found = {"laneway": [laneway.__file__, list(laneway.__path__)]}
+packages = [name for _, name, is_package in pkgutil.walk_packages(laneway.__path__, "laneway.") if is_package]
+for name in packages:
+    found[name] = [importlib.import_module(name).__file__, []]
+json.dump(found, sys.stdout)
+"""
+
+
+@dataclass(frozen=True)
+class Installed:
+    wheel: Path
+    environment: Path
+
+    @property
+    def names(self) -> list[str]:
+        with zipfile.ZipFile(self.wheel) as archive:
+            return archive.namelist()
+
+    def run(self, *command: str) -> str:
+        # Outside the source tree, so that nothing is imported from there.
+        done = subprocess.run(
+            [str(self.environment / "bin" / command[0]), *command[1:]],
+            cwd=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("packaging")
+    dist = folder / "dist"
+    run_python("-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(ROOT))
+    (wheel,) = dist.glob("*.whl")
+    environment = folder / "environment"
+    run_python("-m", "venv", "--without-pip", str(environment))
+    python = environment / "bin" / "python"
+    run_python("-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
+    # What Laneway needs comes from the environment that runs this test. A folder named by a .pth file comes after
+    # site-packages, and the .pth files inside it, which name the source tree, are not read.
+    (own,) = environment.glob("lib/python*/site-packages")
+    (own / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return Installed(wheel, environment)
+
+
+def run_python(*arguments: str) -> None:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def files_below_portions(pattern: str) -> set[str]:
+    return {
+        path.relative_to(ROOT / root).as_posix()
+        for root in IMPORT_ROOTS
+        for path in (ROOT / root / "laneway").rglob(pattern)
+    }
+
+
+def test_every_package_of_every_portion_imports_from_the_wheel(installed: Installed):
+    found = json.loads(installed.run("python", "-c", IMPORT_EVERY_PACKAGE))
+    file, portions = found.pop("laneway")
+    assert file is None
+    assert len(portions) == 1
+    expected = {name.removesuffix("/__init__.py").replace("/", ".") for name in files_below_portions("__init__.py")}
+    assert set(found) == expected
+    assert [file for file, _ in found.values() if not file.startswith(str(installed.environment))] == []
+
+
+def test_the_wheel_holds_every_stub_and_proto(installed: Installed):
+    for pattern in ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi", "*.proto"):
+        expected = files_below_portions(pattern)
+        assert expected
+        assert {name for name in installed.names if Path(name).match(pattern)} == expected
+
+
+def test_the_wheel_holds_every_module(installed: Installed):
+    assert {name for name in installed.names if name.endswith(".py")} == files_below_portions("*.py")
+
+
+def test_every_package_of_the_wheel_is_typed(installed: Installed):
+    packages = {name.split("/")[1] for name in installed.names if name.startswith("laneway/") and name.count("/") > 1}
+    assert packages
+    assert [package for package in packages if f"laneway/{package}/py.typed" not in installed.names] == []
+
+
+def test_the_namespace_has_no_module_of_its_own_in_the_wheel(installed: Installed):
+    assert [name for name in installed.names if name.startswith("laneway/") and name.count("/") == 1] == []
+
+
+def test_the_wheel_brings_its_licence(installed: Installed):
+    licences = {Path(name).name for name in installed.names if "/licenses/" in name}
+    assert licences == {"LICENSE", "NOTICE"}
+
+
+def test_the_console_script_is_installed(installed: Installed):
+    assert (installed.environment / "bin" / "laneway").is_file()
