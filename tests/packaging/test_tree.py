@@ -74,10 +74,8 @@ def test_each_stub_belongs_to_a_proto_and_each_proto_has_its_stubs():
 
 def test_constraints_pin_every_direct_dependency_but_tensorrt_llm():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    direct = {
-        name_of(line) for line in [*project["dependencies"], *(dep for extra in extras.values() for dep in extra)]
-    }
+    requirements = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    direct = {name_of(line) for line in requirements}
     pinned = {
         name_of(line)
         for line in (ROOT / "constraints.txt").read_text().splitlines()
