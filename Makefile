@@ -43,14 +43,10 @@ check: lint ## run the rest of what CI runs: lint, slow tests, drills, packaging
 	@$(call each_benchmark,--smoke)
 
 lint: venv ## check style, types, layers, stubs and protos
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/pyright
-	$(BIN)/lint-imports
-	$(BIN)/python tools/gen_protos.py --check
-	$(BIN)/buf lint
-	$(BIN)/buf breaking --against tests/compat/baseline.binpb
+	@failed=; for command in 'ruff check' 'ruff format --check' mypy pyright lint-imports \
+		'python tools/gen_protos.py --check' 'buf lint' 'buf breaking --against tests/compat/baseline.binpb'; do \
+		echo "== $$command"; $(BIN)/$$command || failed="$$failed; $$command"; \
+	done; [ -z "$$failed" ] || { echo "failed: $${failed#; }" >&2; exit 1; }
 
 format: venv ## format the code and apply the fixes that are safe
 	$(BIN)/ruff check --fix
