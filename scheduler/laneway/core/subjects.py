@@ -17,6 +17,9 @@ HOME_ANY = "any"
 H_RECORD_SEQUENCE = "Laneway-Record-Sequence"
 H_KEY = "Laneway-Key"
 H_RELEASED_BY = "Laneway-Released-By"
+# On every write of a record, so that sweeps can follow records by their headers alone.
+H_RECORD_STATE = "Laneway-State"  # a JobState
+H_RECORD_DEADLINE = "Laneway-Deadline"  # Unix ms
 
 
 def _join(*tokens: str) -> str:
