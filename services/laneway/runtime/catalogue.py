@@ -1,0 +1,81 @@
+"""The catalogue as the settings describe it, and what each engine can do.
+
+An ability is listed here only if the engine's adapter has it and a test shows it: whatever is missing is refused at
+the door, naming the field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from laneway.core.catalogue import Capabilities, Catalogue, Pool
+from laneway.core.errors import ConfigError
+from laneway.runtime.settings import ModelSettings, Settings
+
+ENGINE_CAPABILITIES: dict[str, Capabilities] = {
+    # openvino_genai.GenerationConfig gives the log probability of the chosen token and no alternatives, and one
+    # random generator for the whole pipeline: neither top_logprobs nor a seed of one's own can be promised.
+    "openvino": Capabilities(
+        logprobs=True,
+        top_logprobs=0,
+        min_p=True,
+        top_k=True,
+        seed=False,
+        penalties=True,
+        min_tokens=True,
+        ignore_eos=True,
+        json_schema=False,
+        token_ids=True,
+        prefix_cache=True,
+    ),
+    "simulated": Capabilities(
+        logprobs=True,
+        top_logprobs=5,
+        min_p=True,
+        top_k=True,
+        seed=True,
+        penalties=True,
+        min_tokens=True,
+        ignore_eos=True,
+        token_ids=True,
+        exact=True,
+        prefix_cache=True,
+    ),
+}
+
+
+def capabilities_of(engine: str, *, exact: bool = False) -> Capabilities:
+    """What a pool of this engine offers; ConfigError for an engine that this release has no adapter for."""
+    offered = ENGINE_CAPABILITIES.get(engine)
+    if offered is None:
+        raise ConfigError(f"there is no engine {engine!r}; known: {', '.join(sorted(ENGINE_CAPABILITIES))}")
+    return replace(offered, exact=offered.exact or exact)
+
+
+def pool_of(model: ModelSettings) -> Pool:
+    return Pool(
+        name=model.pool_name,
+        model=model.name,
+        tier=model.tier,
+        engine=model.engine,
+        context_length=model.context_length,
+        vocabulary_size=model.vocabulary_size,
+        slots=model.slots,
+        workers=model.workers,
+        kv_tokens=model.kv_tokens,
+        tokenizer=model.tokenizer or model.model,
+        capabilities=capabilities_of(model.engine, exact=model.exact),
+        max_tokens_default=model.max_tokens_default,
+        temperature_default=model.temperature_default,
+        queue_length=model.queue_length,
+        load_s=model.load_s,
+        prefill_tokens_per_s=model.prefill_tokens_per_s,
+        decode_tokens_per_s=model.decode_tokens_per_s,
+        price_per_million_prompt_tokens=model.price_per_million_prompt_tokens,
+        price_per_million_completion_tokens=model.price_per_million_completion_tokens,
+    )
+
+
+def catalogue_of(settings: Settings) -> Catalogue:
+    """The pools in the order of the settings: a model's later tier is the better one."""
+    return Catalogue(tuple(pool_of(model) for model in settings.models))

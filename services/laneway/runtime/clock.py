@@ -1,0 +1,15 @@
+"""The clock of a running process: the only place that reads the time modules. Tests pass a ManualClock instead."""
+
+from __future__ import annotations
+
+import time
+
+
+class SystemClock:
+    """laneway.core.clock.Clock over the operating system's clocks."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()

@@ -1,0 +1,290 @@
+"""Every setting of every process, with its range and default: `laneway.toml`, LANEWAY_SECTION__KEY, or a flag.
+
+One frozen object for each process, resolved once in main and passed down. Seconds are floats named `…_s`, sizes are
+named `…_bytes`; secrets are given by file path only. Ranges also refuse NaN and infinities.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from laneway.core.errors import ConfigError
+from laneway.core.lanes import Lane
+from laneway.runtime import config_load
+
+KIB = 1024
+MIB = 1024 * KIB
+
+Seconds = Annotated[float, Meta(ge=0.0, le=2_592_000.0)]  # up to 30 days
+PositiveSeconds = Annotated[float, Meta(gt=0.0, le=2_592_000.0)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+Factor = Annotated[float, Meta(gt=0.0, le=1000.0)]
+Rate = Annotated[float, Meta(gt=0.0, le=1e12)]
+Price = Annotated[float, Meta(ge=0.0, le=1e9)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+PositiveCount = Annotated[int, Meta(ge=1, le=1_000_000)]
+Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Bytes = Annotated[int, Meta(ge=KIB, le=1 << 40)]
+Slug = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z", extra={"words": "1 to 64 of A-Z a-z 0-9 _ -"})]
+SlugOrEmpty = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,64}\Z", extra={"words": "at most 64 of A-Z a-z 0-9 _ -"})]
+# Job ids carry the region: core.ids.
+RegionSlug = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,27}\Z", extra={"words": "1 to 27 of A-Z a-z 0-9 _ -"})]
+_HOST_PORT = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}"
+Address = Annotated[str, Meta(pattern=rf"^{_HOST_PORT}\Z", extra={"words": "host:port; port 0 takes a free one"})]
+AddressOrEmpty = Annotated[str, Meta(pattern=rf"^({_HOST_PORT})?\Z", extra={"words": "host:port or empty"})]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections."""
+
+
+class ProcessSettings(Section, frozen=True):
+    ready_file: str = ""  # written once the service can serve: JSON with its addresses
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "console"] = "auto"  # auto: console in a terminal
+    metrics_listen: AddressOrEmpty = ""  # Prometheus over HTTP; empty: none
+    drain_s: Seconds = 30.0  # most time that live calls and jobs get after SIGTERM
+
+
+class RegionSettings(Section, frozen=True):
+    name: RegionSlug = "local"
+    zones: tuple[Slug, ...] = ()
+
+
+class NatsSettings(Section, frozen=True):
+    url: str = "nats://127.0.0.1:4222"  # several, comma-separated
+    user: str = ""
+    password_file: str = ""
+    token_file: str = ""
+    credentials_file: str = ""  # NATS .creds
+    connect_timeout_s: PositiveSeconds = 2.0
+    request_timeout_s: PositiveSeconds = 2.0
+    reconnect_wait_s: PositiveSeconds = 0.25  # jittered
+    ping_interval_s: PositiveSeconds = 5.0
+    max_payload_bytes: Bytes = MIB  # refused when the server's own limit is lower
+    replicas: Literal[1, 3, 5] = 1
+    ack_wait_priority_s: PositiveSeconds = 3.0
+    ack_wait_deferrable_s: PositiveSeconds = 10.0
+    ack_wait_batch_s: PositiveSeconds = 30.0
+    retention_s: PositiveSeconds = 86_400.0  # records outlive their deadline by this
+    records_bytes_max: Bytes = 1024 * MIB
+    checkpoints_bytes_max: Bytes = 256 * MIB
+    ingest_bytes_max: Bytes = 64 * MIB
+    verdicts_bytes_max: Bytes = 64 * MIB
+    dead_bytes_max: Bytes = 64 * MIB
+
+    @property
+    def ack_wait_s(self) -> Mapping[Lane, float]:
+        return {
+            Lane.PRIORITY: self.ack_wait_priority_s,
+            Lane.DEFERRABLE: self.ack_wait_deferrable_s,
+            Lane.BATCH: self.ack_wait_batch_s,
+        }
+
+
+class GrpcSettings(Section, frozen=True):
+    """Both ends of a connection, set together: a server closes connections of clients that ping more often than it
+    permits."""
+
+    request_bytes_max: Bytes = 900 * KIB  # a request is published to NATS, whose limit is 1 MiB with headers
+    response_bytes_max: Bytes = 4 * MIB
+    metadata_bytes_max: Bytes = 16 * KIB
+    keepalive_s: PositiveSeconds = 30.0  # client and server ping an idle connection this often
+    keepalive_timeout_s: PositiveSeconds = 10.0
+    keepalive_permit_s: PositiveSeconds = 5.0  # least gap between a client's pings that the server permits
+    calls_max: PositiveCount = 10_000  # live calls of one server; more are refused
+
+
+class AdmissionSettings(Section, frozen=True):
+    listen: Address = "127.0.0.1:7070"
+    tokens_file: str = ""  # empty: only loopback callers, as tenant `default`
+    insecure_remote: bool = False  # serve other hosts without credentials; for tests behind a firewall
+    publish_s_max: Annotated[float, Meta(gt=0.0, le=60.0)] = 10.0  # an accepted job is published within this
+    attach_grace_s: Seconds = 3.0
+    beat_s: PositiveSeconds = 1.0
+    beats_missed_max: PositiveCount = 3
+    silence_s: PositiveSeconds = 3.0  # a stream that heard nothing for this long reads the record
+    stream_buffer_bytes: Bytes = 256 * KIB  # of one caller; then the stream pauses
+    delivered_ids_max: Tokens = 65_536  # token ids a door keeps for each stream, to hand over
+    tokenizer_threads: PositiveCount = 2
+    coalesce_priority_s: Seconds = 0.0
+    coalesce_deferrable_s: Seconds = 0.05
+    coalesce_batch_s: Seconds = 0.25
+    ingest: bool = True  # consume ingest.<region>.>
+    ingest_inflight: PositiveCount = 64
+    storage_fraction_max: Fraction = 0.8  # admission refuses above this share of the account's storage
+    storage_poll_s: PositiveSeconds = 2.0
+
+
+class SchedulerSettings(Section, frozen=True):
+    listen: Address = "127.0.0.1:7071"
+    plan_interval_s: PositiveSeconds = 0.25
+    plan_valid_s: PositiveSeconds = 3.0
+    leader_ttl_s: PositiveSeconds = 3.0
+    sweep_s: PositiveSeconds = 2.0
+
+
+class RoutingSettings(Section, frozen=True):
+    listen: Address = "127.0.0.1:7072"
+    digest_interval_s: PositiveSeconds = 1.0
+    digest_valid_s: PositiveSeconds = 5.0
+
+
+class WorkerSettings(Section, frozen=True):
+    name: SlugOrEmpty = ""  # stable across restarts; empty: made from host and process id
+    pool: SlugOrEmpty = ""  # empty: the catalogue's first pool
+    slots: Count = 0  # 0: the pool's
+    pull_fallback_s: PositiveSeconds = 0.25
+    replay_bytes: Bytes = MIB  # chunks kept for each stream since the last confirmed index
+    load_timeout_s: PositiveSeconds = 120.0
+    step_timeout_s: PositiveSeconds = 30.0  # an engine silent for this long with work is hung
+    # openvino
+    threads: Count = 0  # 0: the engine decides
+    batched_tokens_max: PositiveCount = 128  # tokens of one step; bounds the stall that a prefill causes
+    cache_gib: Annotated[float, Meta(gt=0.0, le=1024.0)] = 1.0
+    # simulated
+    profile: str = ""  # a file of gpu-profiles; empty: built in
+    pace_s: Seconds = 0.0  # time of one step; 0: the profile's
+    seed: Count = 0
+
+
+class LaneDefaults(Section, frozen=True):
+    """What a contract gets where the caller says nothing."""
+
+    ttft_target_s: Annotated[float, Meta(ge=0.001, le=3600.0)]
+    tpot_target_s: Annotated[float, Meta(ge=0.001, le=60.0)]
+    deadline_s: PositiveSeconds  # from receipt
+
+
+class PolicySettings(Section, frozen=True):
+    """Parameters of the pure policy; reference values and their sources are in docs/policy.md. Reloads live."""
+
+    priority: LaneDefaults = LaneDefaults(ttft_target_s=1.0, tpot_target_s=0.1, deadline_s=60.0)
+    deferrable: LaneDefaults = LaneDefaults(ttft_target_s=600.0, tpot_target_s=1.0, deadline_s=3600.0)
+    batch: LaneDefaults = LaneDefaults(ttft_target_s=3600.0, tpot_target_s=10.0, deadline_s=86_400.0)
+    margin_s_min: Seconds = 0.5  # latest start = deadline - service - max(margin_s_min, margin_fraction x service)
+    margin_fraction: Fraction = 0.1
+    lower_lane_floor: Fraction = 0.1  # share of a pool's turns that the lower lanes always get
+    deferrable_weight: Factor = 4.0  # against batch_weight
+    batch_weight: Factor = 1.0
+    refusal_jitter_min: Factor = 0.8
+    refusal_jitter_max: Factor = 1.3
+    retry_after_s_min: PositiveSeconds = 0.1
+    retry_after_s_max: PositiveSeconds = 30.0
+    resume_margin: Fraction = 0.1  # room asked for before a refusing lane opens again
+    headroom_slots: Count = 1  # slots of a pool kept for priority work that has not arrived yet
+    ready_ahead_s: Seconds = 2.0  # released work that a pool may hold beyond its free slots
+    release_jitter_s: Seconds = 1.0
+    tpot_fraction: Fraction = 0.8  # of the TPOT target that lower-lane prefill may use up
+    ttft_fraction: Fraction = 0.25  # of the TTFT target that submitted, not yet prefilled lower-lane tokens may take
+    stale_plan_factor: Factor = 2.0  # estimates are multiplied by this while the plan is stale
+
+    def __post_init__(self) -> None:
+        if self.refusal_jitter_min > self.refusal_jitter_max:
+            raise ValueError("refusal_jitter_min is above refusal_jitter_max")
+        if self.retry_after_s_min > self.retry_after_s_max:
+            raise ValueError("retry_after_s_min is above retry_after_s_max")
+
+    def lane(self, lane: Lane) -> LaneDefaults:
+        return {Lane.PRIORITY: self.priority, Lane.DEFERRABLE: self.deferrable, Lane.BATCH: self.batch}[lane]
+
+
+class ModelSettings(Section, frozen=True):
+    """One tier of a model and the pool that serves it. Tiers of a model go from the cheapest to the best."""
+
+    name: Slug
+    tier: Slug = "small"
+    pool: SlugOrEmpty = ""  # empty: <name>-<tier>
+    engine: Literal["openvino", "simulated"] = "openvino"
+    model: str = "smollm2"  # what the engine loads: a name it knows, or a path
+    tokenizer: str = ""  # "bytes", "smollm2" or a path; empty: the model's own
+    context_length: Tokens = 8192
+    vocabulary_size: Tokens = 49_152
+    slots: PositiveCount = 8
+    workers: Count = 2
+    kv_tokens: Tokens = 16_384
+    exact: bool = False  # same text alone, batched and resumed; slower
+    max_tokens_default: Tokens = 256
+    temperature_default: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
+    queue_length: Count = 32
+    load_s: PositiveSeconds = 10.0
+    prefill_tokens_per_s: Rate = 1000.0
+    decode_tokens_per_s: Rate = 50.0
+    price_per_million_prompt_tokens: Price = 0.0
+    price_per_million_completion_tokens: Price = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens_default >= self.context_length:
+            raise ValueError("max_tokens_default must be below context_length")
+        if self.kv_tokens < self.context_length and self.engine != "simulated":
+            raise ValueError("kv_tokens must hold one sequence of context_length tokens")
+
+    @property
+    def pool_name(self) -> str:
+        return self.pool or f"{self.name}-{self.tier}"
+
+
+class Settings(Section, frozen=True):
+    process: ProcessSettings = ProcessSettings()
+    region: RegionSettings = RegionSettings()
+    nats: NatsSettings = NatsSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    routing: RoutingSettings = RoutingSettings()
+    worker: WorkerSettings = WorkerSettings()
+    policy: PolicySettings = PolicySettings()
+    models: tuple[ModelSettings, ...] = (ModelSettings(name="chat"),)
+
+    def __post_init__(self) -> None:
+        pools = [m.pool_name for m in self.models]
+        if twice := sorted({p for p in pools if pools.count(p) > 1}):
+            raise ValueError(f"several models have the pool {', '.join(twice)}")
+        if not self.models:
+            raise ValueError("models is empty: nothing could be served")
+
+
+def load_settings(
+    *,
+    config: str | Path | None = None,
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Settings:
+    """Resolves all settings of this process. ConfigError names the key, its origin and what is allowed."""
+    return load_settings_with_origins(config=config, flags=flags, environ=environ, directory=directory).settings
+
+
+def load_settings_with_origins(
+    *,
+    config: str | Path | None = None,
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> config_load.Loaded[Settings]:
+    """As load_settings, with the origin of each value: for `laneway config show`."""
+    return config_load.load(
+        Settings,
+        config=config,
+        flags=flags,
+        environ=os.environ if environ is None else environ,
+        directory=directory,
+    )
+
+
+def read_secret(path: str, key: str) -> str:
+    """The secret in the file that the setting `key` names, without the newline at its end."""
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{key} = {path!r} cannot be read: {why}") from None
+    if not text:
+        raise ConfigError(f"{key} = {path!r} is an empty file")
+    return text
