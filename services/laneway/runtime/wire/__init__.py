@@ -1,0 +1,1 @@
+"""The only place that knows both core values and protobuf messages."""

@@ -1,0 +1,289 @@
+"""Durable and internal messages as bytes: job records, lane messages, leases, plans.
+
+Durable messages carry a schema number; readers take the present one and the one before. What cannot be read raises
+UnreadableMessage, and whoever pulled it decides (a worker terminates the message and counts it).
+"""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError, Message
+
+from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
+from laneway.core.job import SCHEMA, Attempt, JobRecord, LaneJob
+from laneway.runtime.wire import enums, jobs
+from laneway.runtime.wire.times import duration_of, span_s, timestamp_of, unix_s
+from laneway.v1 import bus_pb2, scheduler_pb2
+
+
+class UnreadableMessage(ValueError):
+    """A stored message is malformed or of a schema that this release does not read."""
+
+
+def encode_record(record: JobRecord) -> bytes:
+    return record_to_proto(record).SerializeToString()
+
+
+def decode_record(data: bytes) -> JobRecord:
+    message = bus_pb2.JobRecord()
+    _parse(message, data, "job record")
+    _check_schema(message.schema, "job record")
+    try:
+        return record_from_proto(message)
+    except (KeyError, ValueError) as error:
+        raise UnreadableMessage(f"the job record holds an unknown value: {error}") from None
+
+
+def encode_lane_job(job: LaneJob) -> bytes:
+    return bus_pb2.LaneMessage(
+        schema=SCHEMA, record=record_to_proto(job.record), task=jobs.task_to_proto(job.task)
+    ).SerializeToString()
+
+
+def decode_lane_job(data: bytes) -> LaneJob:
+    message = bus_pb2.LaneMessage()
+    _parse(message, data, "lane message")
+    _check_schema(message.schema, "lane message")
+    try:
+        return LaneJob(record_from_proto(message.record), jobs.task_from_proto(message.task))
+    except (KeyError, ValueError) as error:
+        raise UnreadableMessage(f"the lane message holds an unknown value: {error}") from None
+
+
+def record_to_proto(record: JobRecord) -> bus_pb2.JobRecord:
+    return bus_pb2.JobRecord(
+        schema=SCHEMA,
+        job_id=record.job_id,
+        tenant=record.tenant,
+        region=record.region,
+        model=record.model,
+        tier=record.tier,
+        pool=record.pool,
+        state=enums.JOB_STATE_TO_WIRE[record.state],
+        attempt=record.attempt,
+        lineage=[
+            bus_pb2.Attempt(
+                attempt=a.attempt, start_index=a.start_index, owner=a.owner, claimed_at=timestamp_of(a.claimed_s)
+            )
+            for a in record.lineage
+        ],
+        starts=record.starts,
+        clean=record.clean,
+        owner=record.owner,
+        door=record.door,
+        publish_by=timestamp_of(record.publish_by_s),
+        body_digest=record.body_digest,
+        contract=jobs.contract_to_proto(record.contract),
+        verdict=jobs.verdict_to_proto(record.verdict),
+        checkpoint_index=record.checkpoint_index,
+        result=jobs.result_to_proto(record.result) if record.result else None,
+        error=jobs.error_to_proto(record.error) if record.error else None,
+        timings=jobs.timings_to_proto(record.timings),
+        attached=record.attached,
+        prompt_tokens=record.prompt_tokens,
+        max_tokens=record.max_tokens,
+        latest_start=timestamp_of(record.latest_start_s),
+        device_ms=record.device_ms,
+        idempotency_key=record.idempotency_key,
+        origin=record.origin,
+    )
+
+
+def record_from_proto(message: bus_pb2.JobRecord) -> JobRecord:
+    return JobRecord(
+        job_id=message.job_id,
+        tenant=message.tenant,
+        region=message.region,
+        model=message.model,
+        tier=message.tier,
+        pool=message.pool,
+        contract=jobs.contract_from_proto(message.contract),
+        verdict=jobs.verdict_from_proto(message.verdict),
+        prompt_tokens=message.prompt_tokens,
+        max_tokens=message.max_tokens,
+        state=enums.JOB_STATE_FROM_WIRE[message.state],
+        attempt=message.attempt,
+        lineage=tuple(Attempt(a.attempt, a.start_index, a.owner, unix_s(a.claimed_at)) for a in message.lineage),
+        starts=message.starts,
+        clean=message.clean,
+        owner=message.owner,
+        door=message.door,
+        attached=message.attached,
+        publish_by_s=unix_s(message.publish_by),
+        body_digest=message.body_digest,
+        checkpoint_index=message.checkpoint_index,
+        latest_start_s=unix_s(message.latest_start),
+        device_ms=message.device_ms,
+        result=jobs.result_from_proto(message.result) if message.HasField("result") else None,
+        error=jobs.error_from_proto(message.error) if message.HasField("error") else None,
+        timings=jobs.timings_from_proto(message.timings),
+        idempotency_key=message.idempotency_key,
+        origin=message.origin,
+    )
+
+
+# --- leases ----------------------------------------------------------------------------------------
+
+
+def encode_lease(lease: WorkerLease) -> bytes:
+    return bus_pb2.WorkerLease(
+        schema=SCHEMA,
+        worker_id=lease.worker_id,
+        name=lease.name,
+        pool=lease.pool,
+        engine=lease.engine,
+        state=lease.state.value,
+        detail=lease.detail,
+        slots=lease.slots,
+        running=lease.running,
+        kv_tokens=lease.kv_tokens,
+        kv_tokens_used=lease.kv_tokens_used,
+        prefill_tokens_per_s=lease.prefill_tokens_per_s,
+        decode_tokens_per_s=lease.decode_tokens_per_s,
+        service_s=lease.service_s,
+        started_at=timestamp_of(lease.started_s),
+        renewed_at=timestamp_of(lease.renewed_s),
+        jobs_done=lease.jobs_done,
+        tokens_done=lease.tokens_done,
+        busy_s=lease.busy_s,
+        capabilities=lease.capabilities,
+        running_by_lane={int(enums.LANE_TO_WIRE[lane]): count for lane, count in lease.running_by_lane.items()},
+        process_id=lease.process_id,
+    ).SerializeToString()
+
+
+def decode_lease(data: bytes) -> WorkerLease:
+    message = bus_pb2.WorkerLease()
+    _parse(message, data, "worker lease")
+    _check_schema(message.schema, "worker lease")
+    try:
+        return WorkerLease(
+            worker_id=message.worker_id,
+            name=message.name,
+            pool=message.pool,
+            engine=message.engine,
+            state=WorkerState(message.state),
+            detail=message.detail,
+            slots=message.slots,
+            running=message.running,
+            kv_tokens=message.kv_tokens,
+            kv_tokens_used=message.kv_tokens_used,
+            prefill_tokens_per_s=message.prefill_tokens_per_s,
+            decode_tokens_per_s=message.decode_tokens_per_s,
+            service_s=message.service_s,
+            started_s=unix_s(message.started_at),
+            renewed_s=unix_s(message.renewed_at),
+            jobs_done=message.jobs_done,
+            tokens_done=message.tokens_done,
+            busy_s=message.busy_s,
+            capabilities=tuple(message.capabilities),
+            running_by_lane={enums.LANE_FROM_WIRE[lane]: count for lane, count in message.running_by_lane.items()},
+            process_id=message.process_id,
+        )
+    except (KeyError, ValueError) as error:
+        raise UnreadableMessage(f"the worker lease holds an unknown value: {error}") from None
+
+
+# --- plans -----------------------------------------------------------------------------------------
+
+
+def encode_plan(plan: Plan) -> bytes:
+    return plan_to_proto(plan).SerializeToString()
+
+
+def decode_plan(data: bytes) -> Plan:
+    message = scheduler_pb2.Plan()
+    _parse(message, data, "plan")
+    try:
+        return plan_from_proto(message)
+    except (KeyError, ValueError) as error:
+        raise UnreadableMessage(f"the plan holds an unknown value: {error}") from None
+
+
+def plan_to_proto(plan: Plan) -> scheduler_pb2.Plan:
+    return scheduler_pb2.Plan(
+        region=plan.region,
+        epoch=plan.epoch,
+        version=plan.version,
+        made_at=timestamp_of(plan.made_s),
+        valid_until=timestamp_of(plan.valid_until_s),
+        pools=[_pool_to_proto(pool) for pool in plan.pools],
+        paused=sorted(enums.LANE_TO_WIRE[lane] for lane in plan.paused),
+    )
+
+
+def plan_from_proto(message: scheduler_pb2.Plan) -> Plan:
+    return Plan(
+        region=message.region,
+        epoch=message.epoch,
+        version=message.version,
+        made_s=unix_s(message.made_at),
+        valid_until_s=unix_s(message.valid_until),
+        pools=tuple(_pool_from_proto(pool) for pool in message.pools),
+        paused=frozenset(enums.LANE_FROM_WIRE[lane] for lane in message.paused),
+    )
+
+
+def _pool_to_proto(pool: PoolPlan) -> scheduler_pb2.PoolPlan:
+    return scheduler_pb2.PoolPlan(
+        pool=pool.pool,
+        workers=pool.workers,
+        slots=pool.slots,
+        free_slots=pool.free_slots,
+        kv_tokens=pool.kv_tokens,
+        free_kv_tokens=pool.free_kv_tokens,
+        prefill_tokens_per_s=pool.prefill_tokens_per_s,
+        decode_tokens_per_s=pool.decode_tokens_per_s,
+        service_s=pool.service_s,
+        desired_workers=pool.desired_workers,
+        lanes=[
+            scheduler_pb2.LanePlan(
+                lane=enums.LANE_TO_WIRE[lane.lane],
+                ready=lane.ready,
+                running=lane.running,
+                parked=lane.parked,
+                parked_device_s=lane.parked_device_s,
+                limit=lane.limit,
+                oldest_wait=duration_of(lane.oldest_wait_s or None),
+            )
+            for lane in pool.lanes
+        ],
+    )
+
+
+def _pool_from_proto(message: scheduler_pb2.PoolPlan) -> PoolPlan:
+    return PoolPlan(
+        pool=message.pool,
+        workers=message.workers,
+        slots=message.slots,
+        free_slots=message.free_slots,
+        kv_tokens=message.kv_tokens,
+        free_kv_tokens=message.free_kv_tokens,
+        prefill_tokens_per_s=message.prefill_tokens_per_s,
+        decode_tokens_per_s=message.decode_tokens_per_s,
+        service_s=message.service_s,
+        desired_workers=message.desired_workers,
+        lanes=tuple(
+            LanePlan(
+                lane=enums.LANE_FROM_WIRE[lane.lane],
+                ready=lane.ready,
+                running=lane.running,
+                parked=lane.parked,
+                parked_device_s=lane.parked_device_s,
+                limit=lane.limit,
+                oldest_wait_s=span_s(lane.oldest_wait),
+            )
+            for lane in message.lanes
+        ),
+    )
+
+
+def _parse(message: Message, data: bytes, what: str) -> None:
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        raise UnreadableMessage(f"the {what} is not a valid protobuf message") from None
+
+
+def _check_schema(schema: int, what: str) -> None:
+    if schema not in (SCHEMA, SCHEMA - 1) or schema < 1:
+        raise UnreadableMessage(f"the {what} has schema {schema}; this release reads up to {SCHEMA}")
