@@ -1,0 +1,378 @@
+"""The NATS connection of a process: JetStream publishes with a definite outcome, core messages, raw API requests.
+
+Owns how long things may take, what a refusal means (bus_errors) and that nothing above the server's max_payload is ever
+sent, since the server would close the connection for everybody on it. Knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import nats.errors
+import structlog
+from nats.aio.client import Client, Server
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js import JetStreamContext
+
+from laneway.core.errors import ConfigError, Unavailable
+from laneway.runtime.bus_errors import (
+    ApiError,
+    BusError,
+    NoAnswer,
+    NoStream,
+    NotConnected,
+    OutOfStorage,
+    PayloadTooLarge,
+    PublishUnknown,
+    StreamFull,
+    WrongSequence,
+    publish_error,
+)
+from laneway.runtime.clock import SystemClock
+from laneway.runtime.requests import Handler, Requests, listen
+from laneway.runtime.settings import NatsSettings
+
+__all__ = [
+    "ApiError",
+    "Bus",
+    "BusError",
+    "NoAnswer",
+    "NoStream",
+    "NotConnected",
+    "OutOfStorage",
+    "PayloadTooLarge",
+    "PublishUnknown",
+    "Stored",
+    "StreamFull",
+    "WrongSequence",
+]
+
+SERVER_VERSION_MIN = (2, 15)
+PAYLOAD_HEADROOM_BYTES = 4096  # for what the server adds: schedule, republish and direct-get headers
+PUBLISH_TIMEOUT_S = 2.0
+API_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 2.0
+RECONNECT_S_MAX = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+class _Refusal(msgspec.Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _PubAck(msgspec.Struct):
+    seq: int = 0
+    duplicate: bool = False
+    error: _Refusal | None = None
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A JetStream acknowledgement. `duplicate`: the server had this Nats-Msg-Id and stored nothing new."""
+
+    sequence: int
+    duplicate: bool
+
+
+_ack_decoder = msgspec.json.Decoder(_PubAck)
+
+
+class Bus:
+    """One connection. All methods may be called concurrently from the loop that connected."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.nc = client
+        self.js: JetStreamContext = client.jetstream()
+        self.name = name
+        self.inbox = ""
+        self.errors = 0  # asynchronous errors and refused permissions seen so far
+        self.reconnects = 0
+        self._requests: Requests
+        self._up = asyncio.Event()
+        self._reconnect_callbacks: list[Callable[[], None]] = []
+        self._disconnect_callbacks: list[Callable[[], None]] = []
+        self._closing = False
+
+    @classmethod
+    async def connect(cls, settings: NatsSettings, *, name: str) -> Bus:
+        """Connects and checks the server. ConfigError: mend the settings or the server; Unavailable: not reachable."""
+        client = Client()
+        bus = cls(client, name)
+        inbox_prefix = f"_INBOX_{name}"
+        last_error: list[Exception] = []
+
+        async def on_error(error: Exception) -> None:
+            last_error[:] = [error]
+            bus._failed(error)
+
+        try:
+            async with asyncio.timeout(settings.connect_timeout_s):
+                await client.connect(
+                    settings.url.split(","),
+                    name=f"laneway-{name}",
+                    error_cb=on_error,
+                    disconnected_cb=bus._disconnected,
+                    reconnected_cb=bus._reconnected,
+                    closed_cb=bus._closed,
+                    max_reconnect_attempts=-1,
+                    reconnect_to_server_handler=_redial(settings.reconnect_wait_s),
+                    connect_timeout=max(1, round(settings.connect_timeout_s)),
+                    ping_interval=settings.ping_interval_s,  # type: ignore[arg-type]  # slept as it is
+                    max_outstanding_pings=2,
+                    inbox_prefix=inbox_prefix,
+                    user=settings.user or None,
+                    password=_secret(settings.password_file, "nats.password_file") or None,
+                    token=_secret(settings.token_file, "nats.token_file") or None,
+                    user_credentials=settings.credentials_file or None,
+                )
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            bus._closing = True
+            await client.close()
+            raise _connect_failure(settings.url, last_error[0] if last_error else error) from error
+        bus.inbox = client.new_inbox()
+        bus._requests = Requests(client, bus.inbox)
+        bus._up.set()
+        try:
+            await bus._requests.start()
+            await bus._check_server()
+        except BaseException:
+            await bus.close()
+            raise
+        return bus
+
+    async def _check_server(self) -> None:
+        version = self.nc.connected_server_version
+        if (version.major, version.minor) < SERVER_VERSION_MIN:
+            raise ConfigError(
+                f"nats-server {version} at {self._url()} is too old: Laneway needs 2.15 or newer for message schedules;"
+                " upgrade it, or point nats.url at another"
+            )
+        try:
+            await self.api("INFO", {})
+        except (NoStream, ApiError) as error:
+            raise ConfigError(
+                f"JetStream is off for this account at {self._url()}: start nats-server with -js, or enable jetstream"
+                f" in the account ({error})"
+            ) from error
+
+    def _url(self) -> str:
+        url = self.nc.connected_url
+        return f"{url.hostname}:{url.port}" if url else "an unknown server"
+
+    # --- state of the connection ---------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        return bool(self.nc.is_connected)
+
+    async def wait_connected(self, timeout_s: float) -> None:
+        """Raises NotConnected when there is no connection within the time."""
+        if self.nc.is_connected:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._up.wait()
+        except TimeoutError as error:
+            raise NotConnected(f"no connection to NATS for {timeout_s} s") from error
+        if not self.nc.is_connected:
+            raise NotConnected
+
+    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls back after each reconnect, subscriptions being in place again. Returns what takes it off."""
+        return _register(self._reconnect_callbacks, callback)
+
+    def on_disconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls back when the connection is lost. Returns what takes it off."""
+        return _register(self._disconnect_callbacks, callback)
+
+    def _failed(self, error: Exception) -> None:
+        self.errors += 1
+        if not self._closing:
+            _log.warning("bus_error", bus=self.name, error=str(error) or type(error).__name__)
+
+    async def _disconnected(self) -> None:
+        self._up.clear()
+        if not self._closing:
+            _log.warning("bus_disconnected", bus=self.name)
+        if hasattr(self, "_requests"):
+            self._requests.fail_all(lambda: NoAnswer("the connection to NATS was lost"))
+        for callback in tuple(self._disconnect_callbacks):
+            callback()
+
+    async def _reconnected(self) -> None:
+        self.reconnects += 1
+        self._up.set()
+        _log.info("bus_reconnected", bus=self.name, server=self._url())
+        for callback in tuple(self._reconnect_callbacks):
+            callback()
+
+    async def _closed(self) -> None:
+        self._up.set()  # who waits for a connection learns that there is none
+
+    # --- publishing ----------------------------------------------------------------------------------
+
+    async def store(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float = PUBLISH_TIMEOUT_S,
+    ) -> int:
+        """Publishes into JetStream and returns the stream sequence. See bus_errors for what each error leaves behind."""
+        return (await self.store_checked(subject, payload, headers, timeout_s=timeout_s)).sequence
+
+    async def store_checked(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float = PUBLISH_TIMEOUT_S,
+    ) -> Stored:
+        """As `store`, and says whether the server took the message for a duplicate."""
+        self._check_size(payload, headers)
+        await self.wait_connected(timeout_s)
+        try:
+            msg = await self._requests.request(subject, payload, headers, timeout_s=timeout_s)
+        except NoAnswer as error:
+            raise PublishUnknown(f"publish to {subject}: {error.message}") from error
+        except nats.errors.Error as error:
+            raise NotConnected(f"publish to {subject}: {error!r}") from error
+        try:
+            ack = _ack_decoder.decode(msg.data)
+        except msgspec.DecodeError as error:
+            raise PublishUnknown(f"publish to {subject}: the acknowledgement does not parse") from error
+        if ack.error is not None:
+            raise publish_error(ack.error.code, ack.error.err_code, ack.error.description)
+        return Stored(ack.seq, ack.duplicate)
+
+    async def emit(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Publishes a core message: at most once, to whoever listens now."""
+        self._check_size(payload, headers)
+        try:
+            await self.nc.publish(subject, payload, headers=dict(headers) if headers else None)
+        except nats.errors.Error as error:
+            raise NotConnected(f"publish to {subject}: {error!r}") from error
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """Most bytes of payload and headers that may be published."""
+        return self.nc.max_payload - PAYLOAD_HEADROOM_BYTES
+
+    def _check_size(self, payload: bytes, headers: Mapping[str, str] | None) -> None:
+        size = len(payload)
+        if headers:
+            size += sum(len(name) + len(value) + 4 for name, value in headers.items()) + 12
+        if size > self.payload_bytes_max:
+            raise PayloadTooLarge(size, self.payload_bytes_max)
+
+    # --- requests and subscriptions ------------------------------------------------------------------
+
+    async def api(
+        self, subject: str, body: Mapping[str, object], *, timeout_s: float = API_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """A request to $JS.API.<subject>. Raises ApiError, NoStream (nobody serves it), NoAnswer, NotConnected."""
+        msg = await self.request(f"$JS.API.{subject}", msgspec.json.encode(body) if body else b"", timeout_s=timeout_s)
+        answer: dict[str, Any] = msgspec.json.decode(msg.data)
+        error = answer.get("error")
+        if error is not None:
+            raise ApiError(error.get("code", 0), error.get("err_code", 0), error.get("description", ""))
+        return answer
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float = API_TIMEOUT_S,
+    ) -> Msg:
+        """A plain request, such as a direct get. Raises NoStream, NoAnswer, NotConnected."""
+        self._check_size(payload, headers)
+        await self.wait_connected(timeout_s)
+        try:
+            return await self._requests.request(subject, payload, headers, timeout_s=timeout_s)
+        except nats.errors.Error as error:
+            raise NotConnected(f"request to {subject}: {error!r}") from error
+
+    async def subscribe(
+        self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
+    ) -> Subscription:
+        """A core subscription; callbacks run one after the other, so they must only hand over."""
+        return await self.nc.subscribe(subject, queue=queue, cb=callback)
+
+    async def listen(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
+        """A core subscription whose plain function is called straight from the read loop: the fastest way in."""
+        return await listen(self.nc, subject, handler, queue)
+
+    async def unsubscribe(self, subscription: Subscription | None) -> None:
+        """Ends a subscription, whatever state the connection is in."""
+        if subscription is not None:
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()
+
+    async def server_skew_s(self) -> float:
+        """NATS server time minus ours: what to add to our wall clock before comparing with schedules."""
+        clock = SystemClock()
+        before = clock.now()
+        msg = await self.request("$SYS.REQ.USER.INFO", b"")
+        after = clock.now()
+        stamp = msgspec.json.decode(msg.data)["server"]["time"]
+        return datetime.fromisoformat(stamp).timestamp() - (before + after) / 2
+
+    async def close(self) -> None:
+        """Flushes what was published and closes, within CLOSE_TIMEOUT_S. Never drains: that may take 30 s."""
+        if self._closing:
+            return
+        self._closing = True
+        with contextlib.suppress(TimeoutError, nats.errors.Error):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                if self.nc.is_connected:
+                    with contextlib.suppress(nats.errors.Error):
+                        await self.nc.flush(timeout=1)
+                await self.nc.close()
+
+
+def _register(callbacks: list[Callable[[], None]], callback: Callable[[], None]) -> Callable[[], None]:
+    callbacks.append(callback)
+    return lambda: callbacks.remove(callback) if callback in callbacks else None
+
+
+def _redial(wait_s: float) -> Callable[[list[Server], dict[str, Any]], tuple[Server, float]]:
+    """Which server to dial next and after how long: the least tried, jittered so that clients do not return in step."""
+
+    def next_server(servers: list[Server], info: dict[str, Any]) -> tuple[Server, float]:
+        server = min(servers, key=lambda s: s.reconnects)
+        ceiling_s = min(RECONNECT_S_MAX, wait_s * 2 ** min(server.reconnects, 6))
+        return server, random.uniform(0.0, ceiling_s)
+
+    return next_server
+
+
+def _secret(path: str, setting: str) -> str:
+    if not path:
+        return ""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}") from error
+
+
+def _connect_failure(url: str, error: Exception) -> Exception:
+    text = str(error) or type(error).__name__
+    if "authorization" in text.lower():
+        return ConfigError(
+            f"NATS at {url} refused our credentials; check nats.user, password_file, token_file ({text})"
+        )
+    return Unavailable(f"no NATS server answers at {url} ({text}); start one with `laneway up`, or set nats.url")

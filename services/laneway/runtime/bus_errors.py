@@ -1,0 +1,109 @@
+"""What can go wrong on the bus, by what the caller knows afterwards.
+
+The question a caller must answer after a failed publish is whether the message may be stored. NotConnected, NoStream,
+StreamFull, OutOfStorage, WrongSequence and PayloadTooLarge say no; only PublishUnknown says perhaps.
+"""
+
+from __future__ import annotations
+
+from laneway.core.errors import (
+    Code,
+    ErrorRow,
+    InvalidRequest,
+    LanewayError,
+    LaneSaturated,
+    OutcomeUnknown,
+    StorageFull,
+    Unavailable,
+)
+
+# Numbers of nats-server's server/errors.json.
+ERR_STREAM_NOT_FOUND = 10059
+ERR_STREAM_NAME_IN_USE = 10058
+ERR_CONSUMER_NOT_FOUND = 10014
+ERR_MESSAGE_NOT_FOUND = 10037
+ERR_STORE_FAILED = 10077
+# A replicated stream answers 10164 while another write to the subject is on its way.
+ERR_WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
+# Account, server or memory limits: 10002, 10023, 10028, 10047, 10180.
+ERR_OUT_OF_STORAGE = frozenset({10002, 10023, 10028, 10047})
+# Not stored, and the same publish may succeed soon: no leader yet, too many requests, sequence state not ready.
+ERR_TRY_AGAIN = frozenset({10008, 10009, 10163, 10167})
+
+
+class BusError(LanewayError):
+    """The message bus failed."""
+
+
+class WrongSequence(BusError):
+    """Somebody else wrote this subject first: the compare-and-set was refused and nothing was stored."""
+
+    row = ErrorRow(Code.ABORTED, 409, True, "conflict")
+    default_reason = "WRITE_CONFLICT"
+
+
+class StreamFull(BusError, LaneSaturated):
+    """The stream is at its limit and refused the message; nothing was stored."""
+
+
+class OutOfStorage(BusError, StorageFull):
+    """The account or server has no storage left; nothing was stored."""
+
+
+class NotConnected(BusError, Unavailable):
+    """There is no connection to NATS; nothing was sent."""
+
+    default_reason = "NOT_CONNECTED"
+
+
+class NoStream(BusError, Unavailable):
+    """No stream takes this subject now (not provisioned, or no leader); nothing was stored."""
+
+    default_reason = "NO_STREAM"
+
+
+class NoAnswer(BusError, Unavailable):
+    """NATS did not answer in time."""
+
+    default_reason = "NO_ANSWER"
+
+
+class PublishUnknown(BusError, OutcomeUnknown):
+    """The publish was sent and not acknowledged: it may be stored now, or later, or never."""
+
+
+class ApiError(BusError):
+    """JetStream refused a request of its API."""
+
+    def __init__(self, code: int, err_code: int, description: str) -> None:
+        super().__init__(f"JetStream error {err_code}: {description}", facts={"err_code": str(err_code)})
+        self.code = code
+        self.err_code = err_code
+        self.description = description
+
+
+class PayloadTooLarge(InvalidRequest):
+    """The message is larger than NATS takes; it was not sent."""
+
+    default_reason = "PAYLOAD_TOO_LARGE"
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"the message has {size_bytes} bytes, the limit is {limit_bytes}",
+            facts={"size_bytes": str(size_bytes), "limit_bytes": str(limit_bytes)},
+        )
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+def publish_error(code: int, err_code: int, description: str) -> BusError:
+    """The error for a publish that JetStream answered with a refusal."""
+    if err_code in ERR_WRONG_LAST_SEQUENCE:
+        return WrongSequence(f"{description} ({err_code})")
+    if err_code == ERR_STORE_FAILED and "maximum" in description:
+        return StreamFull(description)
+    if err_code in ERR_OUT_OF_STORAGE:
+        return OutOfStorage(description)
+    if err_code in ERR_TRY_AGAIN:
+        return NoStream(description)
+    return ApiError(code, err_code, description)

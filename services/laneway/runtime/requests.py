@@ -1,0 +1,88 @@
+"""Request and reply over one inbox subscription, and subscriptions that call a plain function.
+
+nats-py hands a message to a callback subscription through a queue and a task: two more turns of the event loop for each
+message. A subscription made with a `future` gets its messages straight from the read loop, so a future that forwards
+instead of resolving makes a synchronous subscription. Handlers must be short and must not block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from laneway.runtime.bus_errors import BusError, NoAnswer, NoStream
+
+_log = structlog.get_logger(__name__)
+
+Handler = Callable[[Msg], None]
+
+
+class _Forwarder(asyncio.Future[Msg]):
+    """A future that never resolves: each result set goes to the handler."""
+
+    def __init__(self, handler: Handler) -> None:
+        super().__init__()
+        self._handler = handler
+
+    def cancelled(self) -> bool:
+        return False
+
+    def set_result(self, result: Msg, /) -> None:
+        try:
+            self._handler(result)
+        except Exception as error:  # noqa: BLE001 - raising here would end the connection's read loop for everybody
+            _log.error("bus_handler_failed", subject=result.subject, error=repr(error), exc_info=error)
+
+
+async def listen(client: Client, subject: str, handler: Handler, queue: str = "") -> Subscription:
+    """Subscribes with a synchronous handler that runs in the read loop."""
+    return await client.subscribe(subject, queue=queue, future=_Forwarder(handler))
+
+
+class Requests:
+    """Requests of one connection. `fail_all` ends those that can no longer be answered."""
+
+    def __init__(self, client: Client, inbox: str) -> None:
+        self._client = client
+        self._prefix = f"{inbox}."
+        self._count = 0
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+
+    async def start(self) -> None:
+        await listen(self._client, f"{self._prefix}*", self._answered)
+
+    def _answered(self, msg: Msg) -> None:
+        waiter = self._waiting.pop(msg.subject, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(msg)
+
+    async def request(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, *, timeout_s: float
+    ) -> Msg:
+        """One request. Raises NoStream when nobody serves the subject, NoAnswer at the timeout."""
+        self._count += 1
+        reply = f"{self._prefix}{self._count}"
+        waiter: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[reply] = waiter
+        try:
+            await self._client.publish(subject, payload, reply=reply, headers=dict(headers) if headers else None)
+            async with asyncio.timeout(timeout_s):
+                msg = await waiter
+        except TimeoutError as error:
+            raise NoAnswer(f"no answer on {subject} within {timeout_s} s") from error
+        finally:
+            self._waiting.pop(reply, None)
+        if msg.headers is not None and msg.headers.get("Status") == "503":
+            raise NoStream(f"nothing serves {subject}")
+        return msg
+
+    def fail_all(self, error: Callable[[], BusError]) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for waiter in waiting.values():
+            if not waiter.done():
+                waiter.set_exception(error())
