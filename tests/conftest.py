@@ -1,5 +1,6 @@
-"""Says at the end of a run which tests the `-m` selection left out, and what runs them."""
+"""For every test run: what it left out and what runs that, and no event loop before a test makes one."""
 
+import asyncio
 from collections import Counter
 
 import pytest
@@ -19,6 +20,9 @@ left_out = pytest.StashKey[Counter[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[left_out] = Counter()
+    # looptime asks for the thread's loop around tests that have none. Without this, the first such question makes a loop
+    # that nobody closes; with it, the answer is that there is none.
+    asyncio.set_event_loop(None)
 
 
 @pytest.hookimpl(wrapper=True)
