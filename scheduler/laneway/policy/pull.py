@@ -1,0 +1,152 @@
+"""Which lane a worker turns to next, and how many jobs it asks for.
+
+A worker has room (free sequences and free KV tokens) and lanes that may hold jobs. This module answers "what next":
+start the job that was pulled earlier and did not fit then, pull so many from this lane, or nothing. The rules:
+
+- Priority goes first whenever it may have work.
+- While a lower lane waits, one started job in `floor_turns` is a lower lane's, so that a busy priority lane cannot
+  starve it. The floor counts only jobs started while a lower lane was waiting: a lane that was not starved has no claim.
+- Deferrable and batch share what is left as `deferrable_per_batch` : 1, when both wait.
+- A job's size is known only after it was pulled. At most one job a lane is *staged* (pulled, unclaimed, waiting for
+  KV). So more than one is asked for at a time only when that many of the largest possible jobs would fit.
+- A staged priority job stops every other start, a due floor included: what they would take is what it waits for.
+  A staged lower job stops the lower lanes behind it, and never priority.
+
+Everything is counted in started jobs, so the same history always gives the same order. The caller keeps the `Turns`
+and owns the pulls; nothing here knows of NATS, engines or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from laneway.core.lanes import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class PullParams:
+    floor_turns: int = 10  # of so many started jobs one is a lower lane's while these wait; 0: no floor
+    deferrable_per_batch: int = 4  # deferrable jobs for each batch job while both wait
+
+    def __post_init__(self) -> None:
+        if not (self.floor_turns == 0 or self.floor_turns >= 2):
+            raise ValueError("floor_turns must be 0 or at least 2")
+        if not self.deferrable_per_batch >= 1:
+            raise ValueError("deferrable_per_batch must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneView:
+    """What a worker knows of one of its lanes."""
+
+    lane: Lane
+    waiting: bool  # may hold jobs: its bell rang, the last pull was filled, or it is time to look again
+    paused: bool = False
+    staged_tokens: int | None = None  # KV that the staged job needs; None: no job is staged
+
+    @property
+    def wants(self) -> bool:
+        """Whether the lane may have a job to start."""
+        return not self.paused and (self.waiting or self.staged_tokens is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the worker can still take."""
+
+    slots: int  # free sequences
+    kv_tokens: int  # free KV tokens
+    job_tokens_max: int  # KV tokens of the largest job that can run here
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Whose turn it is, as counts of started jobs."""
+
+    priority_run: int = 0  # priority jobs since a lower lane had a turn, while one was waiting
+    deferrable_run: int = 0  # deferrable jobs since batch had a turn, while it was waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    lane: Lane
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the job staged for this lane; it fits."""
+
+    lane: Lane
+
+
+def next_step(lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullParams) -> Pull | Start | None:
+    """What to do next; None: nothing until a bell rings, room frees, or it is time to look again."""
+    if room.slots <= 0 or room.kv_tokens <= 0:
+        return None
+    lower_blocked = False
+    for view in _in_order(lanes, turns, params):
+        if view.lane is not Lane.PRIORITY and lower_blocked:
+            continue
+        if view.staged_tokens is None:
+            return Pull(view.lane, _batch(view.lane, lanes, room, turns, params))
+        if view.staged_tokens <= room.kv_tokens:
+            return Start(view.lane)
+        if view.lane is Lane.PRIORITY:
+            return None
+        lower_blocked = True
+    return None
+
+
+def started(turns: Turns, lane: Lane, jobs: int, lanes: Sequence[LaneView]) -> Turns:
+    """The turns after `jobs` jobs of `lane` were started; `lanes` says who was waiting meanwhile."""
+    if jobs <= 0:
+        return turns
+    if lane is Lane.PRIORITY:
+        return Turns(turns.priority_run + jobs if _lower_waits(lanes) else 0, turns.deferrable_run)
+    if lane is Lane.DEFERRABLE:
+        return Turns(0, turns.deferrable_run + jobs if _wants(lanes, Lane.BATCH) else 0)
+    return Turns(0, 0)
+
+
+def floor_is_due(lanes: Sequence[LaneView], turns: Turns, params: PullParams) -> bool:
+    """Whether a lower lane was starved long enough for the next start to be its own."""
+    if params.floor_turns == 0 or turns.priority_run < params.floor_turns - 1:
+        return False
+    priority_staged = any(view.lane is Lane.PRIORITY and view.staged_tokens is not None for view in lanes)
+    return _lower_waits(lanes) and not priority_staged
+
+
+def _in_order(lanes: Sequence[LaneView], turns: Turns, params: PullParams) -> Iterator[LaneView]:
+    """The lanes that may have work, in the order in which they may start a job now."""
+    batch_turn = turns.deferrable_run >= params.deferrable_per_batch and _wants(lanes, Lane.BATCH)
+    lower = (Lane.BATCH, Lane.DEFERRABLE) if batch_turn else (Lane.DEFERRABLE, Lane.BATCH)
+    order = (*lower, Lane.PRIORITY) if floor_is_due(lanes, turns, params) else (Lane.PRIORITY, *lower)
+    for lane in order:
+        for view in lanes:
+            if view.lane is lane and view.wants:
+                yield view
+
+
+def _batch(lane: Lane, lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullParams) -> int:
+    """How many to ask for: no more than fits whatever their size, nor beyond the next lane's turn."""
+    most = min(room.slots, room.kv_tokens // max(1, room.job_tokens_max))
+    if lane is Lane.PRIORITY:
+        if params.floor_turns and _lower_waits(lanes):
+            most = min(most, params.floor_turns - 1 - turns.priority_run)
+    elif _wants(lanes, Lane.PRIORITY):
+        most = 1
+    elif lane is Lane.DEFERRABLE and _wants(lanes, Lane.BATCH):
+        most = min(most, params.deferrable_per_batch - turns.deferrable_run)
+    elif lane is Lane.BATCH and _wants(lanes, Lane.DEFERRABLE):
+        most = 1
+    return max(1, most)
+
+
+def _lower_waits(lanes: Sequence[LaneView]) -> bool:
+    return _wants(lanes, Lane.DEFERRABLE) or _wants(lanes, Lane.BATCH)
+
+
+def _wants(lanes: Sequence[LaneView], lane: Lane) -> bool:
+    return any(view.wants for view in lanes if view.lane is lane)

@@ -1,0 +1,137 @@
+"""Which lane a worker turns to next: priority first, a floor for the others, and never more than fits."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laneway.core.lanes import LANES, Lane
+from laneway.policy.pull import LaneView, Pull, PullParams, Room, Start, Turns, floor_is_due, next_step, started
+
+PARAMS = PullParams(floor_turns=10, deferrable_per_batch=4)
+WIDE = Room(slots=8, kv_tokens=8000, job_tokens_max=1000)
+
+
+def lanes(*waiting: Lane, paused: tuple[Lane, ...] = (), staged: dict[Lane, int] | None = None) -> list[LaneView]:
+    staged = staged or {}
+    return [LaneView(lane, lane in waiting, lane in paused, staged.get(lane)) for lane in LANES]
+
+
+def test_priority_goes_first_whenever_it_may_have_work():
+    assert next_step(lanes(*LANES), WIDE, Turns(), PARAMS) == Pull(Lane.PRIORITY, 8)
+
+
+def test_a_lane_without_a_hint_is_not_asked():
+    assert next_step(lanes(Lane.BATCH), WIDE, Turns(), PARAMS) == Pull(Lane.BATCH, 8)
+    assert next_step(lanes(), WIDE, Turns(), PARAMS) is None
+
+
+def test_nothing_is_pulled_without_a_free_slot_or_free_kv():
+    assert next_step(lanes(*LANES), Room(0, 8000, 1000), Turns(), PARAMS) is None
+    assert next_step(lanes(*LANES), Room(8, 0, 1000), Turns(), PARAMS) is None
+
+
+def test_a_paused_lane_is_neither_pulled_nor_started():
+    view = lanes(Lane.PRIORITY, Lane.BATCH, paused=(Lane.PRIORITY,), staged={Lane.PRIORITY: 10})
+    assert next_step(view, WIDE, Turns(), PARAMS) == Pull(Lane.BATCH, 8)
+
+
+def test_a_pull_stops_where_the_floor_begins():
+    assert next_step(lanes(*LANES), Room(64, 10**6, 1000), Turns(priority_run=6), PARAMS) == Pull(Lane.PRIORITY, 3)
+
+
+def test_the_floor_gives_one_turn_to_a_starved_lane():
+    view = lanes(*LANES)
+    assert not floor_is_due(view, Turns(priority_run=8), PARAMS)
+    assert floor_is_due(view, Turns(priority_run=9), PARAMS)
+    assert next_step(view, WIDE, Turns(priority_run=9), PARAMS) == Pull(Lane.DEFERRABLE, 1)
+
+
+def test_the_floor_counts_only_jobs_started_while_a_lower_lane_waited():
+    assert started(Turns(), Lane.PRIORITY, 5, lanes(Lane.PRIORITY)) == Turns()
+    assert started(Turns(3), Lane.PRIORITY, 5, lanes(Lane.PRIORITY, Lane.BATCH)) == Turns(8)
+
+
+def test_a_floor_of_zero_is_no_floor():
+    assert next_step(lanes(*LANES), WIDE, Turns(priority_run=10**6), PullParams(floor_turns=0)) == Pull(
+        Lane.PRIORITY, 8
+    )
+
+
+def test_deferrable_and_batch_share_four_to_one():
+    view = lanes(Lane.DEFERRABLE, Lane.BATCH)
+    assert next_step(view, WIDE, Turns(), PARAMS) == Pull(Lane.DEFERRABLE, 4)
+    assert next_step(view, WIDE, Turns(deferrable_run=4), PARAMS) == Pull(Lane.BATCH, 1)
+    assert started(Turns(0, 4), Lane.BATCH, 1, view) == Turns(0, 0)
+
+
+def test_no_more_is_pulled_than_would_fit_at_the_largest_size():
+    assert next_step(lanes(Lane.BATCH), Room(8, 2500, 1000), Turns(), PARAMS) == Pull(Lane.BATCH, 2)
+    assert next_step(lanes(Lane.BATCH), Room(8, 400, 1000), Turns(), PARAMS) == Pull(Lane.BATCH, 1)
+
+
+def test_a_staged_job_starts_as_soon_as_it_fits():
+    view = lanes(Lane.BATCH, staged={Lane.BATCH: 300})
+    assert next_step(view, Room(1, 299, 1000), Turns(), PARAMS) is None
+    assert next_step(view, Room(1, 300, 1000), Turns(), PARAMS) == Start(Lane.BATCH)
+
+
+def test_priority_never_waits_behind_a_staged_lower_job():
+    view = lanes(Lane.PRIORITY, staged={Lane.BATCH: 900, Lane.DEFERRABLE: 900})
+    for run in (0, 9, 50):
+        assert next_step(view, Room(2, 500, 1000), Turns(priority_run=run), PARAMS) == Pull(Lane.PRIORITY, 1)
+
+
+@pytest.mark.parametrize("run", [0, 9, 50])
+def test_nothing_takes_the_kv_that_a_staged_priority_job_waits_for(run: int):
+    view = lanes(*LANES, staged={Lane.PRIORITY: 900, Lane.BATCH: 100})
+    assert next_step(view, Room(2, 500, 1000), Turns(priority_run=run), PARAMS) is None
+    assert next_step(view, Room(2, 900, 1000), Turns(priority_run=run), PARAMS) == Start(Lane.PRIORITY)
+
+
+def test_a_staged_lower_job_holds_back_the_lower_lane_behind_it():
+    view = lanes(Lane.BATCH, staged={Lane.DEFERRABLE: 900})
+    assert next_step(view, Room(2, 500, 1000), Turns(), PARAMS) is None
+
+
+@pytest.mark.parametrize("params", [{"floor_turns": 1}, {"floor_turns": -3}, {"deferrable_per_batch": 0}])
+def test_params_out_of_range_are_refused(params: dict[str, int]):
+    with pytest.raises(ValueError, match="must be"):
+        PullParams(**params)
+
+
+views = st.lists(
+    st.builds(LaneView, st.just(Lane.PRIORITY), st.booleans(), st.booleans(), st.none() | st.integers(1, 2000)),
+    min_size=1,
+    max_size=1,
+).flatmap(
+    lambda first: st.tuples(
+        *(
+            st.builds(LaneView, st.just(lane), st.booleans(), st.booleans(), st.none() | st.integers(1, 2000))
+            for lane in (Lane.DEFERRABLE, Lane.BATCH)
+        )
+    ).map(lambda rest: [*first, *rest])
+)
+rooms = st.builds(Room, st.integers(0, 64), st.integers(0, 100_000), st.integers(1, 4096))
+turns_ = st.builds(Turns, st.integers(0, 50), st.integers(0, 50))
+
+
+@given(views, rooms, turns_)
+def test_a_step_never_exceeds_the_room(view: list[LaneView], room: Room, turns: Turns):
+    step = next_step(view, room, turns, PARAMS)
+    if isinstance(step, Pull):
+        assert 1 <= step.batch <= room.slots
+        assert step.batch == 1 or step.batch * room.job_tokens_max <= room.kv_tokens
+    elif isinstance(step, Start):
+        staged = next(v for v in view if v.lane is step.lane).staged_tokens
+        assert staged is not None
+        assert staged <= room.kv_tokens
+
+
+@given(views, rooms, turns_)
+def test_work_is_conserved(view: list[LaneView], room: Room, turns: Turns):
+    """Whenever a lane wants something, there is room, and nothing staged is in the way, the worker does something."""
+    free = room.slots > 0 and room.kv_tokens > 0
+    if free and any(v.wants for v in view) and all(v.staged_tokens is None for v in view):
+        assert next_step(view, room, turns, PARAMS) is not None
