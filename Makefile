@@ -75,12 +75,12 @@ clean: ## remove caches and build products; .venv stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
-# Runs every benchmark, then fails if one of them failed. Files that begin with _ are shared by others.
+# Runs every benchmark, then fails if one of them failed. A file of bench/ that does not run by itself is a helper.
 define each_benchmark
-failed=; for file in bench/[!_]*.py; do \
-	[ -e "$$file" ] || { echo "there are no benchmarks yet: nothing was measured"; break; }; \
-	echo "== $$file $(1)"; $(BIN)/python "$$file" $(1) || failed="$$failed $$file"; \
-done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
+failed=; files="$$(grep -ls __main__ bench/*.py || true)"; \
+[ -n "$$files" ] || echo "there are no benchmarks yet: nothing was measured"; \
+for file in $$files; do echo "== $$file $(1)"; $(BIN)/python "$$file" $(1) || failed="$$failed $$file"; done; \
+[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 endef
 
 # Exit status 5 of pytest: no test was selected.

@@ -20,8 +20,8 @@ left_out = pytest.StashKey[Counter[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[left_out] = Counter()
-    # looptime asks for the thread's loop around tests that have none. Without this, the first such question makes a loop
-    # that nobody closes; with it, the answer is that there is none.
+    # looptime asks for the thread's loop around tests that have none. Without this, the first such question makes a
+    # loop that nobody closes; with it, the answer is that there is none.
     asyncio.set_event_loop(None)
 
 

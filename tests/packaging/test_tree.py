@@ -43,6 +43,11 @@ def test_each_package_is_a_typed_package():
     assert [str(path) for path in packages() if not (path / "py.typed").is_file()] == []
 
 
+def test_each_folder_with_modules_is_a_package():
+    folders = {module.parent for package in packages() for module in package.rglob("*.py")}
+    assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
+
+
 def test_no_package_is_in_two_portions():
     names = [path.name for path in packages()]
     assert sorted(names) == sorted(set(names))

@@ -76,6 +76,7 @@ def files_below_portions(pattern: str) -> set[str]:
         path.relative_to(ROOT / root).as_posix()
         for root in IMPORT_ROOTS
         for path in (ROOT / root / "laneway").rglob(pattern)
+        if path.is_file() and "__pycache__" not in path.parts
     }
 
 
@@ -96,8 +97,8 @@ def test_the_wheel_holds_every_stub_and_proto(installed: Installed):
         assert {name for name in installed.names if Path(name).match(pattern)} == expected
 
 
-def test_the_wheel_holds_every_module(installed: Installed):
-    assert {name for name in installed.names if name.endswith(".py")} == files_below_portions("*.py")
+def test_the_wheel_holds_every_file(installed: Installed):
+    assert {name for name in installed.names if name.startswith("laneway/")} == files_below_portions("*")
 
 
 def test_every_package_of_the_wheel_is_typed(installed: Installed):
