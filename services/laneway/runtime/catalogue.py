@@ -44,6 +44,9 @@ ENGINE_CAPABILITIES: dict[str, Capabilities] = {
 }
 
 
+VOCABULARY_SIZES = {"bytes": 260, "smollm2": 49_152}  # of the tokenizers that are known by name
+
+
 def capabilities_of(engine: str, *, exact: bool = False) -> Capabilities:
     """What a pool of this engine offers; ConfigError for an engine that this release has no adapter for."""
     offered = ENGINE_CAPABILITIES.get(engine)
@@ -53,17 +56,23 @@ def capabilities_of(engine: str, *, exact: bool = False) -> Capabilities:
 
 
 def pool_of(model: ModelSettings) -> Pool:
+    tokenizer = model.tokenizer or ("bytes" if model.engine == "simulated" else "smollm2")
+    vocabulary_size = model.vocabulary_size or VOCABULARY_SIZES.get(tokenizer, 0)
+    if not vocabulary_size:
+        raise ConfigError(
+            f"pool {model.pool_name}: set vocabulary_size, as {tokenizer} is not a tokenizer known by name"
+        )
     return Pool(
         name=model.pool_name,
         model=model.name,
         tier=model.tier,
         engine=model.engine,
         context_length=model.context_length,
-        vocabulary_size=model.vocabulary_size,
+        vocabulary_size=vocabulary_size,
         slots=model.slots,
         workers=model.workers,
         kv_tokens=model.kv_tokens,
-        tokenizer=model.tokenizer or model.model,
+        tokenizer=tokenizer,
         capabilities=capabilities_of(model.engine, exact=model.exact),
         max_tokens_default=model.max_tokens_default,
         temperature_default=model.temperature_default,

@@ -22,8 +22,20 @@ from laneway.core.errors import ConfigError
 
 ENV_PREFIX = "LANEWAY_"
 DEFAULT_FILE = "laneway.toml"
-# Names with the prefix that are not settings: read by the launcher, the container image and this module.
-RESERVED_ENV = frozenset({"LANEWAY_CONFIG", "LANEWAY_DATA_DIR", "LANEWAY_DOCKER_SETUP"})
+# Names with the prefix that are not settings: read by the launcher, the container image, the commands that call
+# services, and this module.
+RESERVED_ENV = frozenset(
+    {
+        "LANEWAY_CONFIG",
+        "LANEWAY_DATA_DIR",
+        "LANEWAY_DOCKER_SETUP",
+        "LANEWAY_ADDRESS",
+        "LANEWAY_SCHEDULER_ADDRESS",
+        "LANEWAY_ROUTING_ADDRESS",
+        "LANEWAY_TOKEN_FILE",
+        "LANEWAY_ENDPOINT_FILE",
+    }
+)
 
 _UNKNOWN_FIELD = "Object contains unknown field `"
 

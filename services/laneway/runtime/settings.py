@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+import msgspec.structs
 from msgspec import Meta
 
 from laneway.core.errors import ConfigError
 from laneway.core.lanes import Lane
 from laneway.runtime import config_load
+from laneway.runtime.engine_options import EngineOptions
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -142,16 +144,7 @@ class WorkerSettings(Section, frozen=True):
     slots: Count = 0  # 0: the pool's
     pull_fallback_s: PositiveSeconds = 0.25
     replay_bytes: Bytes = MIB  # chunks kept for each stream since the last confirmed index
-    load_timeout_s: PositiveSeconds = 120.0
-    step_timeout_s: PositiveSeconds = 30.0  # an engine silent for this long with work is hung
-    # openvino
-    threads: Count = 0  # 0: the engine decides
-    batched_tokens_max: PositiveCount = 128  # tokens of one step; bounds the stall that a prefill causes
-    cache_gib: Annotated[float, Meta(gt=0.0, le=1024.0)] = 1.0
-    # simulated
-    profile: str = ""  # a file of gpu-profiles; empty: built in
-    pace_s: Seconds = 0.0  # time of one step; 0: the profile's
-    seed: Count = 0
+    engine_options: EngineOptions = EngineOptions()  # for pools whose model entry has none
 
 
 class LaneDefaults(Section, frozen=True):
@@ -178,11 +171,12 @@ class PolicySettings(Section, frozen=True):
     retry_after_s_min: PositiveSeconds = 0.1
     retry_after_s_max: PositiveSeconds = 30.0
     resume_margin: Fraction = 0.1  # room asked for before a refusing lane opens again
-    headroom_slots: Count = 1  # slots of a pool kept for priority work that has not arrived yet
     ready_ahead_s: Seconds = 2.0  # released work that a pool may hold beyond its free slots
     release_jitter_s: Seconds = 1.0
     tpot_fraction: Fraction = 0.8  # of the TPOT target that lower-lane prefill may use up
     ttft_fraction: Fraction = 0.25  # of the TTFT target that submitted, not yet prefilled lower-lane tokens may take
+    priority_reserved_slots: Count | None = None  # lower lanes leave these free; unset: 1 from 4 slots on, else 0
+    lower_lane_prefills_max: PositiveCount = 1  # lower-lane jobs of a worker without their first token
     stale_plan_factor: Factor = 2.0  # estimates are multiplied by this while the plan is stale
 
     def __post_init__(self) -> None:
@@ -202,10 +196,9 @@ class ModelSettings(Section, frozen=True):
     tier: Slug = "small"
     pool: SlugOrEmpty = ""  # empty: <name>-<tier>
     engine: Literal["openvino", "simulated"] = "openvino"
-    model: str = "smollm2"  # what the engine loads: a name it knows, or a path
-    tokenizer: str = ""  # "bytes", "smollm2" or a path; empty: the model's own
+    tokenizer: str = ""  # "bytes", "smollm2", a .gguf or tokenizer.json path; empty: smollm2, or bytes if simulated
     context_length: Tokens = 8192
-    vocabulary_size: Tokens = 49_152
+    vocabulary_size: Annotated[int, Meta(ge=0, le=10_000_000)] = 0  # 0: that of a named tokenizer
     slots: PositiveCount = 8
     workers: Count = 2
     kv_tokens: Tokens = 16_384
@@ -218,6 +211,7 @@ class ModelSettings(Section, frozen=True):
     decode_tokens_per_s: Rate = 50.0
     price_per_million_prompt_tokens: Price = 0.0
     price_per_million_completion_tokens: Price = 0.0
+    engine_options: EngineOptions | None = None  # unset: worker.engine_options
 
     def __post_init__(self) -> None:
         if self.max_tokens_default >= self.context_length:
@@ -248,6 +242,19 @@ class Settings(Section, frozen=True):
             raise ValueError(f"several models have the pool {', '.join(twice)}")
         if not self.models:
             raise ValueError("models is empty: nothing could be served")
+
+    def model_of(self, pool: str) -> ModelSettings:
+        """The entry that defines a pool."""
+        found = next((m for m in self.models if m.pool_name == pool), None)
+        if found is None:
+            raise ConfigError(f"there is no pool {pool!r}; known: {', '.join(m.pool_name for m in self.models)}")
+        return found
+
+    def engine_options_of(self, pool: str) -> EngineOptions:
+        """How a worker of this pool runs its engine."""
+        model = self.model_of(pool)
+        options = model.engine_options or self.worker.engine_options
+        return msgspec.structs.replace(options, exact=options.exact or model.exact)
 
 
 def load_settings(

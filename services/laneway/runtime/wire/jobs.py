@@ -5,6 +5,8 @@ Used for what Laneway itself wrote: values are taken to be valid. What callers s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from laneway.core.errors import Code
 from laneway.core.job import (
     Contract,
@@ -102,7 +104,7 @@ def usage_from_proto(message: common_pb2.Usage) -> Usage:
     return Usage(message.prompt_tokens, message.cached_tokens, message.completion_tokens, message.cost)
 
 
-def error_to_proto(error: JobError) -> common_pb2.JobError:
+def job_error_to_proto(error: JobError) -> common_pb2.JobError:
     return common_pb2.JobError(
         code=int(error.code),
         reason=error.reason,
@@ -112,7 +114,7 @@ def error_to_proto(error: JobError) -> common_pb2.JobError:
     )
 
 
-def error_from_proto(message: common_pb2.JobError) -> JobError:
+def job_error_from_proto(message: common_pb2.JobError) -> JobError:
     return JobError(
         code=Code(message.code),
         reason=message.reason,
@@ -144,13 +146,18 @@ def timings_from_proto(message: common_pb2.Timings) -> Timings:
     )
 
 
-def logprob_to_proto(logprob: TokenLogprob) -> task_pb2.TokenLogprob:
-    top = [task_pb2.TopLogprob(token_id=token_id, logprob=value) for token_id, value in logprob.top]
-    return task_pb2.TokenLogprob(logprob=logprob.logprob, top=top)
+def token_logprobs_to_proto(logprobs: Iterable[TokenLogprob]) -> list[task_pb2.TokenLogprob]:
+    return [
+        task_pb2.TokenLogprob(
+            logprob=each.logprob,
+            top=[task_pb2.TopLogprob(token_id=token_id, logprob=value) for token_id, value in each.top],
+        )
+        for each in logprobs
+    ]
 
 
-def logprob_from_proto(message: task_pb2.TokenLogprob) -> TokenLogprob:
-    return TokenLogprob(message.logprob, tuple((top.token_id, top.logprob) for top in message.top))
+def token_logprobs_from_proto(messages: Iterable[task_pb2.TokenLogprob]) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(m.logprob, tuple((top.token_id, top.logprob) for top in m.top)) for m in messages)
 
 
 def result_to_proto(result: Result) -> task_pb2.Result:
@@ -158,7 +165,7 @@ def result_to_proto(result: Result) -> task_pb2.Result:
         text=result.text,
         token_ids=result.token_ids,
         text_lengths=result.text_lengths,
-        logprobs=[logprob_to_proto(logprob) for logprob in result.logprobs],
+        logprobs=token_logprobs_to_proto(result.logprobs),
         finish_reason=enums.FINISH_REASON_TO_WIRE[result.finish_reason],
         usage=usage_to_proto(result.usage),
     )
@@ -171,7 +178,7 @@ def result_from_proto(message: task_pb2.Result) -> Result:
         text_lengths=tuple(message.text_lengths),
         finish_reason=enums.FINISH_REASON_FROM_WIRE[message.finish_reason],
         usage=usage_from_proto(message.usage),
-        logprobs=tuple(logprob_from_proto(logprob) for logprob in message.logprobs),
+        logprobs=token_logprobs_from_proto(message.logprobs),
     )
 
 
