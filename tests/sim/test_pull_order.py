@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -123,7 +124,7 @@ def test_the_lower_lanes_get_their_floor_under_saturating_priority(floor_turns: 
     assert abs(lower - len(window) / floor_turns) <= 2
     assert abs(share[Lane.DEFERRABLE] - 4 * share[Lane.BATCH]) <= 4
     gaps = [i for i, job in enumerate(window) if job.lane is not Lane.PRIORITY]
-    assert max(b - a for a, b in zip(gaps, gaps[1:], strict=False)) <= floor_turns
+    assert max(b - a for a, b in itertools.pairwise(gaps)) <= floor_turns
 
 
 def test_without_lower_work_priority_gets_every_turn_and_owes_nothing():

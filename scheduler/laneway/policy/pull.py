@@ -5,7 +5,7 @@ start the job that was pulled earlier and did not fit then, pull so many from th
 
 - Priority goes first whenever it may have work.
 - While a lower lane waits, one started job in `floor_turns` is a lower lane's, so that a busy priority lane cannot
-  starve it. The floor counts only jobs started while a lower lane was waiting: a lane that was not starved has no claim.
+  starve it. The floor counts only jobs started while a lower lane was waiting: who was not starved has no claim.
 - Deferrable and batch share what is left as `deferrable_per_batch` : 1, when both wait.
 - A job's size is known only after it was pulled. At most one job a lane is *staged* (pulled, unclaimed, waiting for
   KV). So more than one is asked for at a time only when that many of the largest possible jobs would fit.
