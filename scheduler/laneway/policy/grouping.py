@@ -1,0 +1,18 @@
+"""Which jobs are worth running side by side: the hash that a park subject carries."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+from laneway.core.job import GenerateTask
+
+GROUP_LENGTH = 10
+PREFIX_TOKENS = 64  # a few KV blocks: below that a shared prefix saves too little to wait for
+
+
+def group_of(pool: str, tenant: str, task: GenerateTask) -> str:
+    """10 base32 characters: equal for jobs of one pool, adapter, salt and prompt beginning, salted by tenant."""
+    head = ",".join(map(str, task.prompt_ids[:PREFIX_TOKENS]))
+    key = "\x00".join((pool, tenant, task.adapter, task.cache_salt, str(task.constrained), head))
+    return base64.b32encode(hashlib.sha256(key.encode()).digest()).decode().lower()[:GROUP_LENGTH]

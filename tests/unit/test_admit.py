@@ -1,0 +1,393 @@
+"""Verdicts: what is accepted can be kept, what is refused says why and when to come back."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laneway.core.catalogue import Capabilities, Pool
+from laneway.core.errors import Infeasible, InvalidRequest, LaneSaturated, RegionNotAllowed, StorageFull, Unavailable
+from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
+from laneway.core.job import Contract, GenerateTask, Sampling
+from laneway.core.lanes import LANES, PARKING_LANES, Lane, VerdictKind
+from laneway.policy import eta as etas
+from laneway.policy.admit import AdmitParams, Ask, Candidate, Decision, Placement, Situation, admit
+from laneway.policy.contract import bounded_by_call, output_room, within_reach
+from laneway.policy.eta import Load, PoolView, pool_view
+from laneway.policy.grouping import group_of
+from laneway.policy.lengths import LengthBook
+
+NOW = 1_800_000_000.0
+POOL = Pool(
+    name="chat-small",
+    model="chat",
+    tier="small",
+    engine="simulated",
+    context_length=4096,
+    vocabulary_size=1000,
+    slots=4,
+    workers=2,
+    kv_tokens=16_384,
+    tokenizer="bytes",
+    capabilities=Capabilities(),
+    price_per_million_prompt_tokens=1.0,
+    price_per_million_completion_tokens=2.0,
+)
+STRONG = replace(POOL, name="chat-strong", tier="strong", price_per_million_completion_tokens=20.0)
+PARAMS = AdmitParams(ttft_default_s={Lane.PRIORITY: 1.0, Lane.DEFERRABLE: 600.0, Lane.BATCH: 3600.0})
+IDLE = PoolPlan("chat-small", workers=2, slots=8, free_slots=8)
+
+
+def contract(lane: Lane = Lane.PRIORITY, *, due_s: float = 60.0, ttft_s: float = 1.0, **more) -> Contract:
+    return Contract(lane=lane, ttft_target_s=ttft_s, tpot_target_s=0.1, deadline_s=NOW + due_s, **more)
+
+
+def candidate(pool: Pool = POOL, prompt: int = 100, tokens: int = 50) -> Candidate:
+    return Candidate(pool, prompt, tokens, tokens, tokens)
+
+
+def decide(
+    promised: Contract,
+    *views: PoolView,
+    candidates: tuple[Candidate, ...] = (candidate(),),
+    storage: float | None = 0.1,
+    jitter: float = 0.4,
+    refusing: frozenset[str] = frozenset(),
+) -> Decision:
+    known = {v.plan.pool: v for v in views} or {"chat-small": PoolView(IDLE)}
+    return admit(Ask(promised, candidates, "local"), Situation(known, NOW, jitter, storage, refusing), PARAMS)
+
+
+def test_an_idle_pool_takes_every_lane_at_once():
+    for lane in LANES:
+        decision = decide(contract(lane, due_s=600))
+        assert (decision.verdict.kind, decision.placement) == (VerdictKind.ACCEPTED, Placement.READY), lane
+        assert decision.verdict.reason == "LANE_OPEN"
+        assert decision.verdict.completion_eta_s == pytest.approx(100 / 1000 + 50 / 50)
+
+
+def test_a_region_that_is_not_allowed_is_named():
+    decision = decide(contract(regions=("eu", "us")))
+    assert decision.refusal is RegionNotAllowed
+    assert "eu, us" in decision.verdict.message
+    assert decision.verdict.retry_after_s is None
+
+
+@pytest.mark.parametrize("used", [None, 0.81, 1.0])
+def test_nearly_full_or_unknown_storage_refuses_with_a_retry_time(used: float | None):
+    decision = decide(contract(), storage=used)
+    assert decision.refusal is StorageFull
+    assert decision.verdict.retry_after_s == pytest.approx(2.0 * (0.8 + 0.5 * 0.4))
+
+
+def test_storage_at_the_limit_accepts():
+    assert decide(contract(), storage=0.8).refusal is None
+
+
+def test_a_cost_cap_counts_the_longest_answer():
+    most = POOL.cost(100, 50)
+    assert decide(contract(cost_max=most)).refusal is None
+    decision = decide(contract(cost_max=most * 0.999))
+    assert (decision.refusal, decision.verdict.reason) == (Infeasible, "COST_ABOVE_MAX")
+
+
+def test_a_prompt_that_no_worker_can_hold_is_refused_for_good():
+    fits = candidate(prompt=100, tokens=16_284)
+    assert decide(contract(due_s=3600), candidates=(fits,)).refusal is None
+    decision = decide(contract(due_s=3600), candidates=(candidate(prompt=101, tokens=16_284),))
+    assert (decision.refusal, decision.verdict.reason) == (Infeasible, "KV_TOO_SMALL")
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_deadline_that_an_idle_pool_misses_is_infeasible(lane: Lane):
+    decision = decide(contract(lane, due_s=1.0))
+    assert (decision.refusal, decision.verdict.reason) == (Infeasible, "DEADLINE_INFEASIBLE")
+    assert decision.verdict.retry_after_s is None
+
+
+def test_a_chosen_target_below_the_prefill_is_infeasible_and_the_default_gives_way():
+    long = (candidate(prompt=3000),)
+    assert decide(contract(ttft_s=0.9), candidates=long).verdict.reason == "TTFT_TARGET_INFEASIBLE"
+    decision = decide(contract(ttft_s=1.0), candidates=long)
+    assert decision.refusal is None
+    assert decision.contract.ttft_target_s > 3.0
+
+
+@pytest.mark.parametrize("lane", PARKING_LANES)
+def test_a_cold_pool_holds_what_may_wait(lane: Lane):
+    cold = PoolView(PoolPlan("chat-small"))
+    decision = decide(contract(lane, due_s=600), cold)
+    assert (decision.placement, decision.verdict.reason) == (Placement.PARKED, "HELD_FOR_WORKERS")
+    assert decision.verdict.completion_eta_s == pytest.approx(POOL.load_s + 1.1)
+    assert decision.fire_at_s == pytest.approx(decision.latest_start_s)
+
+
+def test_a_cold_pool_refuses_priority_with_its_load_time():
+    decision = decide(contract(), PoolView(PoolPlan("chat-small")))
+    assert (decision.refusal, decision.verdict.reason) == (Unavailable, "NO_WORKER")
+    assert decision.verdict.retry_after_s == pytest.approx(POOL.load_s)
+
+
+def test_a_full_priority_lane_says_when_a_slot_frees():
+    full = replace(IDLE, free_slots=0, service_s=4.0, lanes=(LanePlan(Lane.PRIORITY, ready=32, running=8, limit=40),))
+    decision = decide(contract(ttft_s=100.0, due_s=1000), PoolView(full))
+    assert (decision.refusal, decision.verdict.reason) == (LaneSaturated, "LANE_SATURATED")
+    assert decision.verdict.retry_after_s is not None
+    room = replace(full, lanes=(LanePlan(Lane.PRIORITY, ready=31, running=8, limit=40),))
+    assert decide(contract(ttft_s=100.0, due_s=1000), PoolView(room)).refusal is None
+
+
+def test_a_queue_longer_than_the_target_refuses_until_it_shrinks():
+    busy = replace(IDLE, free_slots=0, service_s=4.0, lanes=(LanePlan(Lane.PRIORITY, ready=10, running=8),))
+    decision = decide(contract(), PoolView(busy))
+    assert decision.refusal is LaneSaturated
+    assert decision.verdict.retry_after_s >= decision.verdict.ttft_eta_s - 1.0
+    error = decision.error()
+    assert error.reason == "LANE_SATURATED"
+    assert error.facts["lane"] == "priority"
+
+
+def test_what_this_door_accepted_since_the_plan_counts():
+    busy = PoolView(replace(IDLE, free_slots=1, service_s=4.0))
+    assert decide(contract(), busy).refusal is None
+    assert decide(contract(), replace(busy, since=Load(jobs=20))).refusal is LaneSaturated
+
+
+def test_a_refusing_pool_asks_for_some_room_before_it_opens():
+    edge = PoolView(replace(IDLE, free_slots=0, service_s=4.0))
+    target = decide(contract(ttft_s=50.0), edge).verdict.ttft_eta_s
+    assert target is not None
+    eta = etas.priority_eta(POOL, edge, 100, 50)
+    exact = contract(ttft_s=eta.ttft_s + PARAMS.z * eta.wait_sigma_s + 1e-6)
+    assert decide(exact, edge).refusal is None
+    assert decide(exact, edge, refusing=frozenset({"chat-small"})).refusal is LaneSaturated
+
+
+def test_a_busy_cheap_tier_moves_to_the_next():
+    busy = PoolView(replace(IDLE, free_slots=0, service_s=40.0))
+    free = PoolView(replace(IDLE, pool="chat-strong"))
+    decision = decide(contract(), busy, free, candidates=(candidate(), candidate(STRONG)))
+    assert decision.verdict.kind is VerdictKind.MOVED
+    assert (decision.verdict.tier, decision.candidate.pool.name) == ("strong", "chat-strong")
+
+
+def test_of_several_refusals_the_one_that_can_be_retried_wins():
+    busy = PoolView(replace(IDLE, free_slots=0, service_s=40.0))
+    cap = contract(cost_max=POOL.cost(100, 50))
+    free = PoolView(replace(IDLE, pool="chat-strong"))
+    decision = decide(cap, busy, free, candidates=(candidate(STRONG), candidate()))
+    assert decision.refusal is LaneSaturated
+
+
+@pytest.mark.parametrize(
+    ("view", "more", "reason"),
+    [
+        (PoolView(replace(IDLE, free_slots=0)), {}, "HELD_FOR_CAPACITY"),
+        (PoolView(replace(IDLE, lanes=(LanePlan(Lane.BATCH, parked=1),))), {}, "HELD_FOR_CAPACITY"),
+        (PoolView(IDLE, since=Load(jobs=8)), {}, "HELD_FOR_CAPACITY"),
+        (PoolView(IDLE, stale=True), {}, "HELD_FOR_PLAN"),
+        (PoolView(IDLE, paused=frozenset({Lane.BATCH})), {}, "HELD_LANE_PAUSED"),
+        (PoolView(IDLE), {"not_before_s": NOW + 5}, "HELD_UNTIL_NOT_BEFORE"),
+    ],
+)
+def test_batch_work_is_held(view: PoolView, more: dict, reason: str):
+    decision = decide(contract(Lane.BATCH, due_s=600, **more), view)
+    assert (decision.placement, decision.verdict.reason) == (Placement.PARKED, reason)
+    assert decision.verdict.hold_until_s == decision.fire_at_s
+    assert NOW + more.get("not_before_s", NOW) - NOW <= decision.fire_at_s <= decision.latest_start_s
+
+
+def test_batch_work_behind_too_much_work_is_refused():
+    deep = PoolView(replace(IDLE, free_slots=0, lanes=(LanePlan(Lane.BATCH, parked=900, parked_device_s=900.0),)))
+    decision = decide(contract(Lane.BATCH, due_s=300), deep)
+    assert decision.refusal is LaneSaturated
+    assert decide(contract(Lane.DEFERRABLE, due_s=300), deep).refusal is None, "batch does not stand before deferrable"
+
+
+def test_a_paused_priority_lane_is_unavailable():
+    decision = decide(contract(), PoolView(IDLE, paused=frozenset({Lane.PRIORITY})))
+    assert (decision.refusal, decision.verdict.reason) == (Unavailable, "LANE_PAUSED")
+
+
+def test_without_a_valid_plan_the_leases_tell_and_doubt_doubles():
+    lease = WorkerLease("w1", "w", "chat-small", "simulated", WorkerState.READY, slots=4, running=1, service_s=2.0)
+    starting = replace(lease, worker_id="w2", state=WorkerState.STARTING)
+    old = Plan("local", valid_until_s=NOW - 1, pools=(replace(IDLE, lanes=(LanePlan(Lane.BATCH, parked=3),)),))
+    view = pool_view("chat-small", old, [lease, starting], Load(), NOW)
+    assert view.stale
+    assert (view.plan.workers, view.plan.slots, view.plan.free_slots) == (1, 4, 3)
+    assert view.plan.lane(Lane.BATCH).parked == 3
+    decision = decide(contract(ttft_s=5.0), view)
+    assert decision.refusal is None
+    assert decision.verdict.completion_eta_s == pytest.approx(2 * 1.1)
+    nobody = pool_view("chat-small", None, [], Load(), NOW)
+    assert decide(contract(), nobody).refusal is Unavailable
+
+
+def test_a_bad_measurement_cannot_keep_an_idle_pool_closed():
+    slow = replace(IDLE, decode_tokens_per_s=0.01, prefill_tokens_per_s=0.01)
+    assert decide(contract(), PoolView(slow)).refusal is None
+    assert decide(contract(), PoolView(replace(slow, free_slots=7))).refusal is LaneSaturated
+
+
+lanes = st.sampled_from(LANES)
+counts = st.integers(0, 200)
+rates = st.sampled_from([0.0, 0.5, 20.0, 1000.0])
+
+
+@st.composite
+def views(draw: st.DrawFn, name: str) -> PoolView:
+    workers = draw(st.integers(0, 3))
+    slots = workers * 4
+    plans = tuple(
+        LanePlan(
+            lane,
+            ready=draw(counts),
+            running=draw(st.integers(0, 12)),
+            parked=draw(counts),
+            parked_device_s=draw(st.floats(0, 1e4)),
+            limit=draw(st.sampled_from([0, 40])),
+        )
+        for lane in LANES
+    )
+    plan = PoolPlan(
+        name,
+        workers=workers,
+        slots=slots,
+        free_slots=draw(st.integers(0, slots)),
+        prefill_tokens_per_s=draw(rates),
+        decode_tokens_per_s=draw(rates),
+        service_s=draw(st.sampled_from([0.0, 0.3, 30.0])),
+        lanes=plans,
+    )
+    paused = frozenset(draw(st.lists(lanes, max_size=1)))
+    return PoolView(plan, draw(st.booleans()), Load(draw(counts), draw(counts), draw(st.floats(0, 100))), paused)
+
+
+@given(
+    lane=lanes,
+    due_s=st.floats(-10, 1e5),
+    ttft_s=st.floats(0.001, 100),
+    delay_s=st.floats(-5, 1e4),
+    cost_max=st.none() | st.floats(0, 1),
+    prompt=st.integers(1, 4000),
+    tokens=st.integers(1, 20_000),
+    small=views("chat-small"),
+    strong=views("chat-strong"),
+    storage=st.none() | st.floats(0, 1),
+    jitter=st.floats(0, 0.999),
+    refusing=st.booleans(),
+)
+def test_what_is_accepted_is_feasible_and_what_is_refused_says_why(
+    lane, due_s, ttft_s, delay_s, cost_max, prompt, tokens, small, strong, storage, jitter, refusing
+):
+    not_before = NOW + delay_s if lane.may_park and delay_s > 0 else 0.0
+    promised = contract(lane, due_s=due_s, ttft_s=ttft_s, cost_max=cost_max, not_before_s=not_before)
+    decision = decide(
+        promised,
+        small,
+        strong,
+        candidates=(candidate(POOL, prompt, tokens), candidate(STRONG, prompt, tokens)),
+        storage=storage,
+        jitter=jitter,
+        refusing=frozenset({"chat-small"}) if refusing else frozenset(),
+    )
+    verdict = decision.verdict
+    assert verdict.reason
+    assert verdict.message
+    assert all(math.isfinite(x) for x in (decision.fire_at_s, decision.latest_start_s, decision.device_s))
+    if decision.refusal is not None:
+        assert verdict.kind is VerdictKind.REFUSED
+        assert (verdict.retry_after_s is not None) == decision.refusal.row.retryable
+        if verdict.retry_after_s is not None:
+            assert PARAMS.retry_s_min <= verdict.retry_after_s <= PARAMS.retry_s_max
+        return
+    assert storage is not None
+    assert storage <= 0.8
+    assert NOW + verdict.completion_eta_s <= promised.deadline_s
+    assert NOW + verdict.ttft_eta_s >= not_before
+    if lane is Lane.PRIORITY:
+        assert decision.placement is Placement.READY
+        assert verdict.ttft_eta_s <= decision.contract.ttft_target_s
+        assert (small if decision.candidate.pool is POOL else strong).plan.workers
+    if decision.placement is Placement.PARKED:
+        assert decision.fire_at_s >= max(NOW, not_before)
+        assert verdict.kind is VerdictKind.HELD
+    if cost_max is not None:
+        assert decision.candidate.pool.cost(prompt, tokens) <= cost_max
+
+
+@given(jitter=st.floats(0, 0.999999))
+def test_retry_times_spread_over_the_stated_range(jitter: float):
+    decision = decide(contract(), PoolView(PoolPlan("chat-small")), jitter=jitter)
+    assert 0.8 * POOL.load_s <= decision.verdict.retry_after_s <= 1.3 * POOL.load_s
+
+
+def test_the_context_holds_prompt_and_answer():
+    assert output_room(POOL, 4000, None) == 96
+    assert output_room(POOL, 100, None) == POOL.max_tokens_default
+    assert output_room(POOL, 4095, 1) == 1
+    with pytest.raises(InvalidRequest) as error:
+        output_room(POOL, 4000, 97)
+    assert error.value.field == "spec.generate.sampling.max_tokens"
+    assert {"4000", "97", "4096"} <= set(error.value.facts.values())
+    with pytest.raises(InvalidRequest) as error:
+        output_room(POOL, 4096, None)
+    assert error.value.field == "spec.generate.prompt"
+    assert "4096" in str(error.value)
+
+
+def test_the_calls_time_only_shortens_a_deadline():
+    promised = contract(due_s=60)
+    assert bounded_by_call(promised, NOW, None) is promised
+    assert bounded_by_call(promised, NOW, 100.0) is promised
+    assert bounded_by_call(promised, NOW, 10.0).deadline_s == pytest.approx(NOW + 9.95)
+    assert bounded_by_call(promised, NOW, 0.1).deadline_s == pytest.approx(NOW + 0.095)
+    assert within_reach(promised, 1.0, 0.4) is promised
+
+
+def test_groups_join_equal_beginnings_of_one_tenant():
+    task = GenerateTask(tuple(range(100)), Sampling(max_tokens=5))
+    same_start = replace(task, prompt_ids=(*range(64), 9, 9))
+    assert group_of("p", "a", task) == group_of("p", "a", same_start)
+    others = [
+        group_of("p", "b", task),
+        group_of("q", "a", task),
+        group_of("p", "a", replace(task, cache_salt="s")),
+        group_of("p", "a", replace(task, prompt_ids=(7, *range(1, 100)))),
+    ]
+    assert group_of("p", "a", task) not in others
+    assert all(len(g) == 10 and g.isalnum() and g == g.lower() for g in others)
+
+
+def test_lengths_are_assumed_until_they_are_learned():
+    book = LengthBook()
+    assert book.predict("t", "chat", 0.5, 100) == 50
+    assert book.predict("t", "chat", 0.9, 100) == 100
+    assert book.predict("t", "chat", 0.5, 100, min_tokens=80) == 80
+    for _ in range(49):
+        book.observe("t", "chat", 10)
+    assert book.predict("t", "chat", 0.5, 100) == 50
+    book.observe("other", "chat", 10)
+    assert 10 <= book.predict("t", "chat", 0.5, 100) <= 12, "the model's own, until the tenant's are known"
+    assert book.predict("t", "chat", 0.5, 5) == 5
+
+
+def test_a_changed_habit_is_learned_again():
+    book = LengthBook()
+    for _ in range(3000):
+        book.observe("t", "chat", 10)
+    for _ in range(2000):
+        book.observe("t", "chat", 400)
+    assert 400 <= book.predict("t", "chat", 0.5, 1000) <= 480
+
+
+@given(st.lists(st.integers(1, 100_000), min_size=60, max_size=200), st.floats(0.05, 0.95))
+def test_quantiles_are_off_by_a_bucket_at_most(lengths: list[int], q: float):
+    book = LengthBook()
+    for length in lengths:
+        book.observe("t", "m", length)
+    true = sorted(lengths)[max(0, math.ceil(q * len(lengths)) - 1)]
+    assert true <= book.predict("t", "m", q, 1_000_000) <= math.ceil(true * 2**0.25) + 1
