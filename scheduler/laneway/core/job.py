@@ -236,6 +236,17 @@ def hand_back(record: JobRecord, owner: str, attempt: int) -> JobRecord:
     return replace(record, state=JobState.WAITING, owner="", clean=record.clean + 1)
 
 
+def requeue(record: JobRecord, owner: str, attempt: int) -> JobRecord:
+    """The record after its owner lost the run without meaning to (its engine died): WAITING, and a failed start."""
+    _owned(record, owner, attempt)
+    return replace(record, state=JobState.WAITING, owner="")
+
+
+def reject(record: JobRecord, error: JobError, now_s: float) -> JobRecord:
+    """The record after a worker found that it must not be run (poison, can never fit); the claim rules are its own."""
+    return _end(record, JobState.FAILED, error, now_s)
+
+
 def cancel(record: JobRecord, error: JobError, now_s: float) -> JobRecord:
     return _end(record, JobState.CANCELLED, error, now_s)
 
