@@ -6,12 +6,15 @@ import heapq
 import itertools
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import LaneView, PullParams, Room, Start, Turns, next_step, started
+
+
+WIDE = PullParams(lower_prefills_max=64)
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class ModelWorker:
 
     slots: int
     kv_tokens: int
-    params: PullParams = field(default_factory=PullParams)
+    params: PullParams = WIDE
     job_tokens_max: int = 1000
 
     def __post_init__(self) -> None:
@@ -114,7 +117,7 @@ def test_a_priority_job_behind_400_batch_jobs_starts_before_any_further_batch_jo
 
 @pytest.mark.parametrize("floor_turns", [2, 5, 10, 20])
 def test_the_lower_lanes_get_their_floor_under_saturating_priority(floor_turns: int):
-    worker = ModelWorker(slots=4, kv_tokens=100_000, params=PullParams(floor_turns=floor_turns))
+    worker = ModelWorker(slots=4, kv_tokens=100_000, params=PullParams(floor_turns=floor_turns, lower_prefills_max=64))
     worker.publish(*jobs(Lane.PRIORITY, 2000), *jobs(Lane.DEFERRABLE, 2000), *jobs(Lane.BATCH, 2000))
     while len(worker.order) < 1000:
         worker.advance()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import LaneView, Pull, PullParams, Room, Start, Turns, floor_is_due, next_step, started
 
-PARAMS = PullParams(floor_turns=10, deferrable_per_batch=4)
+PARAMS = PullParams(floor_turns=10, deferrable_per_batch=4, lower_prefills_max=64)
 WIDE = Room(slots=8, kv_tokens=8000, job_tokens_max=1000)
 
 
@@ -95,7 +95,46 @@ def test_a_staged_lower_job_holds_back_the_lower_lane_behind_it():
     assert next_step(view, Room(2, 500, 1000), Turns(), PARAMS) is None
 
 
-@pytest.mark.parametrize("params", [{"floor_turns": 1}, {"floor_turns": -3}, {"deferrable_per_batch": 0}])
+def test_lower_lanes_leave_the_reserved_slots_to_priority():
+    params = PullParams(priority_reserved_slots=2, lower_prefills_max=64)
+    view = lanes(Lane.BATCH)
+    assert next_step(view, Room(5, 8000, 1000), Turns(), params) == Pull(Lane.BATCH, 3)
+    assert next_step(view, Room(2, 8000, 1000), Turns(), params) is None
+    assert next_step(lanes(Lane.PRIORITY), Room(2, 8000, 1000), Turns(), params) == Pull(Lane.PRIORITY, 2)
+    staged = lanes(staged={Lane.BATCH: 10})
+    assert next_step(staged, Room(2, 8000, 1000), Turns(), params) is None
+    assert next_step(staged, Room(3, 8000, 1000), Turns(), params) == Start(Lane.BATCH)
+
+
+def test_a_due_floor_may_use_a_reserved_slot():
+    params = PullParams(priority_reserved_slots=2)
+    assert next_step(lanes(*LANES), Room(1, 8000, 1000), Turns(priority_run=9), params) == Pull(Lane.DEFERRABLE, 1)
+
+
+@pytest.mark.parametrize("prefilling", [0, 1, 2, 3])
+def test_lower_lanes_never_queue_inside_the_engine(prefilling: int):
+    params = PullParams(lower_prefills_max=2)
+    room = Room(8, 8000, 1000, lower_prefills=prefilling)
+    step = next_step(lanes(Lane.BATCH), room, Turns(), params)
+    assert step == (Pull(Lane.BATCH, 2 - prefilling) if prefilling < 2 else None)
+    assert next_step(lanes(*LANES), room, Turns(), params) == Pull(Lane.PRIORITY, 8)
+
+
+def test_priority_goes_on_while_a_due_lower_lane_waits_for_a_prefill():
+    room = Room(1, 8000, 1000, lower_prefills=1)
+    assert next_step(lanes(*LANES), room, Turns(priority_run=9), PullParams()) == Pull(Lane.PRIORITY, 1)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"floor_turns": 1},
+        {"floor_turns": -3},
+        {"deferrable_per_batch": 0},
+        {"priority_reserved_slots": -1},
+        {"lower_prefills_max": 0},
+    ],
+)
 def test_params_out_of_range_are_refused(params: dict[str, int]):
     with pytest.raises(ValueError, match="must be"):
         PullParams(**params)

@@ -11,6 +11,9 @@ start the job that was pulled earlier and did not fit then, pull so many from th
   KV). So more than one is asked for at a time only when that many of the largest possible jobs would fit.
 - A staged priority job stops every other start, a due floor included: what they would take is what it waits for.
   A staged lower job stops the lower lanes behind it, and never priority.
+- Lower lanes leave `priority_reserved_slots` free, except where the floor is due: then any free slot is theirs.
+- Lower lanes never queue inside an engine, which cannot be asked to pause a prompt: at most `lower_prefills_max` of
+  their jobs are submitted without having their first token. Priority ignores both limits.
 
 Everything is counted in started jobs, so the same history always gives the same order. The caller keeps the `Turns`
 and owns the pulls; nothing here knows of NATS, engines or time.
@@ -28,12 +31,18 @@ from laneway.core.lanes import Lane
 class PullParams:
     floor_turns: int = 10  # of so many started jobs one is a lower lane's while these wait; 0: no floor
     deferrable_per_batch: int = 4  # deferrable jobs for each batch job while both wait
+    priority_reserved_slots: int = 0  # lower lanes leave these free
+    lower_prefills_max: int = 1  # lower-lane jobs of a worker without their first token
 
     def __post_init__(self) -> None:
         if not (self.floor_turns == 0 or self.floor_turns >= 2):
             raise ValueError("floor_turns must be 0 or at least 2")
         if not self.deferrable_per_batch >= 1:
             raise ValueError("deferrable_per_batch must be at least 1")
+        if not self.priority_reserved_slots >= 0:
+            raise ValueError("priority_reserved_slots must be at least 0")
+        if not self.lower_prefills_max >= 1:
+            raise ValueError("lower_prefills_max must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,7 @@ class Room:
     slots: int  # free sequences
     kv_tokens: int  # free KV tokens
     job_tokens_max: int  # KV tokens of the largest job that can run here
+    lower_prefills: int = 0  # lower-lane jobs that were submitted and have no token yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +95,18 @@ def next_step(lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullP
     """What to do next; None: nothing until a bell rings, room frees, or it is time to look again."""
     if room.slots <= 0 or room.kv_tokens <= 0:
         return None
-    lower_blocked = False
+    lower_places = _lower_places(lanes, room, turns, params)
     for view in _in_order(lanes, turns, params):
-        if view.lane is not Lane.PRIORITY and lower_blocked:
+        places = room.slots if view.lane is Lane.PRIORITY else lower_places
+        if places <= 0:
             continue
         if view.staged_tokens is None:
-            return Pull(view.lane, _batch(view.lane, lanes, room, turns, params))
+            return Pull(view.lane, _batch(view.lane, places, lanes, room, turns, params))
         if view.staged_tokens <= room.kv_tokens:
             return Start(view.lane)
         if view.lane is Lane.PRIORITY:
             return None
-        lower_blocked = True
+        lower_places = 0
     return None
 
 
@@ -129,9 +140,15 @@ def _in_order(lanes: Sequence[LaneView], turns: Turns, params: PullParams) -> It
                 yield view
 
 
-def _batch(lane: Lane, lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullParams) -> int:
+def _lower_places(lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullParams) -> int:
+    """Most lower-lane jobs that may start now."""
+    reserved = 0 if floor_is_due(lanes, turns, params) else params.priority_reserved_slots
+    return min(room.slots - reserved, params.lower_prefills_max - room.lower_prefills)
+
+
+def _batch(lane: Lane, places: int, lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullParams) -> int:
     """How many to ask for: no more than fits whatever their size, nor beyond the next lane's turn."""
-    most = min(room.slots, room.kv_tokens // max(1, room.job_tokens_max))
+    most = min(places, room.kv_tokens // max(1, room.job_tokens_max))
     if lane is Lane.PRIORITY:
         if params.floor_turns and _lower_waits(lanes):
             most = min(most, params.floor_turns - 1 - turns.priority_run)
