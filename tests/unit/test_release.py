@@ -1,0 +1,263 @@
+"""Release: work is conserved, order is kept, nothing leaves too early, and each job at most once."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laneway.core.fleet import LanePlan, PoolPlan
+from laneway.core.lanes import PARKING_LANES, Lane
+from laneway.core.subjects import ParkSubject
+from laneway.policy.parked import COALESCE_MS, ParkIndex
+from laneway.policy.release import (
+    FIRE_GUARD_S,
+    HoldReason,
+    Ledger,
+    Release,
+    ReleaseParams,
+    ReleaseReason,
+    Room,
+    choose,
+    room_of,
+    why_held,
+)
+
+NOW_S = 1_000.0
+PARAMS = ReleaseParams()
+FAR_S = NOW_S + 3_600.0
+
+
+def park(
+    job: str,
+    due_s: float = FAR_S,
+    *,
+    lane: Lane = Lane.DEFERRABLE,
+    tenant: str = "acme",
+    cost_ms: int = 100,
+    group: str = "g",
+    not_before_s: float = 0.0,
+    pool: str = "p",
+) -> ParkSubject:
+    return ParkSubject("local", lane, pool, tenant, int(not_before_s * 1000), int(due_s * 1000), cost_ms, group, job)
+
+
+def run(
+    parks: Sequence[ParkSubject],
+    room: Room,
+    *,
+    now_s: float = NOW_S,
+    paused: frozenset[Lane] = frozenset(),
+    params: ReleaseParams = PARAMS,
+    ledger: Ledger | None = None,
+) -> list[Release]:
+    index = ParkIndex(parks, now_ms=int(now_s * 1000))
+    return choose(index, room, ledger or Ledger(params), now_s=now_s, paused=paused, params=params)
+
+
+def ids(releases: Sequence[Release]) -> list[str]:
+    return [release.park.job for release in releases]
+
+
+def test_an_idle_pool_takes_jobs_at_once_and_then_a_short_queue() -> None:
+    out = run([park(f"j{i}", FAR_S + i) for i in range(10)], Room("p", idle=2, queue=3))
+    assert ids(out) == ["j0", "j1", "j2", "j3", "j4"]
+    assert [r.reason for r in out] == [ReleaseReason.IDLE_CAPACITY] * 2 + [ReleaseReason.READY_SHORT] * 3
+
+
+def test_a_full_pool_holds_all_but_what_is_at_its_latest_start() -> None:
+    out = run(
+        [park("far"), park("near", NOW_S + 4), park("late", NOW_S - 10), park("soon", NOW_S + 8)], Room("p", 0, 0)
+    )
+    assert [(r.park.job, r.reason) for r in out] == [
+        ("late", ReleaseReason.OVERDUE),
+        ("near", ReleaseReason.LATEST_START_NEAR),
+    ]
+
+
+def test_urgent_jobs_go_by_latest_start_before_fair_turns() -> None:
+    jobs = [park("b", NOW_S + 9, lane=Lane.BATCH), park("d1", NOW_S + 12), park("d0", FAR_S, tenant="other")]
+    assert ids(run(jobs, Room("p", 2, 0))) == ["b", "d1"]
+    slow = [park("u", NOW_S + 90, lane=Lane.BATCH), park("d", FAR_S)]
+    assert ids(run(slow, Room("p", 1, 0, service_s=60.0))) == ["u"], "urgent reaches as far as two services"
+
+
+def test_lanes_share_by_weight_of_device_time() -> None:
+    jobs = [park(f"d{i:03}", FAR_S + i) for i in range(100)]
+    jobs += [park(f"b{i:03}", FAR_S + i, lane=Lane.BATCH) for i in range(100)]
+    out = run(jobs, Room("p", 50, 0))
+    assert Counter(r.park.lane for r in out) == {Lane.DEFERRABLE: 40, Lane.BATCH: 10}
+
+
+def test_tenants_take_turns_by_what_they_were_given_and_a_newcomer_owns_no_past() -> None:
+    ledger = Ledger(PARAMS)
+    many = [park(f"a{i:02}", FAR_S + i, tenant="a") for i in range(30)]
+    for release in run(many, Room("p", 20, 0), ledger=ledger):
+        ledger.charge(release)
+    rest = many[20:] + [park(f"b{i:02}", FAR_S + 100 + i, tenant="b", cost_ms=300) for i in range(10)]
+    out = run(rest, Room("p", 8, 0), ledger=ledger)
+    given_ms = Counter[str]()
+    for release in out:
+        given_ms[release.park.tenant] += release.park.cost_ms
+    assert abs(given_ms["a"] - given_ms["b"]) <= 300, "neither is paid for the past of the other"
+
+
+def test_groups_come_together_among_equals_only() -> None:
+    jobs = [park(f"j{i}", FAR_S + i / 1000, group="xy"[i % 2]) for i in range(6)] + [park("next", FAR_S + 1, group="a")]
+    assert ids(run(jobs, Room("p", 7, 0))) == ["j0", "j2", "j4", "j1", "j3", "j5", "next"]
+
+
+def test_nothing_of_another_pool_is_released() -> None:
+    assert run([park("j", NOW_S, pool="q")], Room("p", 5, 5)) == []
+
+
+def test_one_decision_is_bounded() -> None:
+    params = ReleaseParams(releases_max=3)
+    assert len(run([park(f"j{i}") for i in range(9)], Room("p", 9, 9), params=params)) == 3
+    assert len(run([park(f"j{i}", NOW_S) for i in range(9)], Room("p", 9, 9), params=params)) == 3
+
+
+@pytest.mark.parametrize(
+    ("free", "ready_priority", "ready_lower", "service_s", "idle", "queue"),
+    [
+        (8, 0, 0, 0.0, 8, 8),  # nothing measured: one queue of all places
+        (8, 3, 0, 0.0, 5, 8),  # priority goes first
+        (0, 0, 5, 0.0, 0, 3),
+        (0, 0, 9, 0.0, 0, 0),
+        (2, 0, 5, 0.0, 0, 5),  # two of the five are about to be pulled
+        (0, 0, 0, 8.0, 0, 2),  # 8 places / 8 s service: 2 end within two seconds
+        (0, 0, 0, 1000.0, 0, 2),  # at least one for each worker
+    ],
+)
+def test_room(free: int, ready_priority: int, ready_lower: int, service_s: float, idle: int, queue: int) -> None:
+    lanes = (LanePlan(Lane.PRIORITY, ready=ready_priority), LanePlan(Lane.BATCH, ready=ready_lower))
+    plan = PoolPlan("p", workers=2, slots=8, free_slots=free, service_s=service_s, lanes=lanes)
+    room = room_of(plan, PARAMS)
+    assert (room.idle, room.queue) == (idle, queue)
+
+
+def test_a_pool_without_workers_has_no_room() -> None:
+    assert room_of(PoolPlan("p")) == Room("p", 0, 0)
+
+
+def test_why_a_job_is_held() -> None:
+    busy, empty = Room("p", 0, 0, workers=1), Room("p", 0, 0)
+    job = park("j")
+    assert why_held(job, busy, awake=True, now_s=NOW_S) is HoldReason.POOL_BUSY
+    assert why_held(job, empty, awake=True, now_s=NOW_S) is HoldReason.NO_WORKER
+    assert why_held(job, busy, awake=False, now_s=NOW_S) is HoldReason.FIRES_SOON
+    assert why_held(job, Room("p", 1, 0, workers=1), awake=True, now_s=NOW_S) is HoldReason.OTHERS_FIRST
+    assert why_held(job, busy, awake=True, now_s=NOW_S, paused=frozenset({Lane.DEFERRABLE})) is HoldReason.LANE_PAUSED
+    assert why_held(park("k", not_before_s=NOW_S + 1), busy, awake=False, now_s=NOW_S) is HoldReason.NOT_BEFORE
+
+
+jobs_of_any_kind = st.lists(
+    st.builds(
+        lambda due, lane, tenant, cost, group, not_before: (due, lane, tenant, cost, group, not_before),
+        st.floats(NOW_S - 60, NOW_S + 200),
+        st.sampled_from(PARKING_LANES),
+        st.sampled_from(["a", "b", "c"]),
+        st.integers(0, 500),
+        st.sampled_from(["g", "h"]),
+        st.one_of(st.just(0.0), st.floats(NOW_S - 30, NOW_S + 30)),
+    ),
+    max_size=40,
+).map(
+    lambda rows: [
+        park(f"j{i}", due, lane=lane, tenant=tenant, cost_ms=cost, group=group, not_before_s=not_before)
+        for i, (due, lane, tenant, cost, group, not_before) in enumerate(rows)
+    ]
+)
+any_paused = st.sets(st.sampled_from(PARKING_LANES)).map(frozenset)
+
+
+@settings(max_examples=150)
+@given(jobs_of_any_kind, st.integers(0, 20), st.integers(0, 20), any_paused)
+def test_what_always_holds(parks: list[ParkSubject], idle: int, queue: int, paused: frozenset[Lane]) -> None:
+    out = run(parks, Room("p", idle, queue), paused=paused)
+    chosen = ids(out)
+    assert len(set(chosen)) == len(chosen), "each job at most once"
+    assert not any(r.park.lane in paused for r in out), "nothing of a paused lane"
+    assert all(r.park.not_before_ms <= NOW_S * 1000 for r in out), "nothing before its not-before"
+    releasable = [p for p in parks if p.lane not in paused and p.not_before_ms <= NOW_S * 1000]
+    assert len(out) >= min(idle, len(releasable)), "no place stays empty while a job could fill it"
+    near = [p.job for p in releasable if p.due_ms <= (NOW_S + PARAMS.lead_s) * 1000]
+    assert set(near) <= set(chosen), "what is at its latest start goes, room or not"
+    assert len(out) <= max(len(near), idle + queue), "and nothing else beyond the room"
+    for release in out:
+        assert (release.reason is ReleaseReason.OVERDUE) == (release.park.due_ms <= (NOW_S - FIRE_GUARD_S) * 1000)
+
+
+@given(jobs_of_any_kind, st.integers(0, 40))
+def test_a_tenants_jobs_go_by_latest_start_to_the_grain_of_coalescing(parks: list[ParkSubject], places: int) -> None:
+    chosen = {r.park.job for r in run(parks, Room("p", places, 0))}
+    releasable = [p for p in parks if p.not_before_ms <= NOW_S * 1000]
+    for kept in (p for p in releasable if p.job not in chosen):
+        for gone in (p for p in releasable if p.job in chosen):
+            if (gone.lane, gone.tenant) == (kept.lane, kept.tenant):
+                assert gone.due_ms < kept.due_ms + COALESCE_MS[gone.lane]
+
+
+@given(jobs_of_any_kind, st.lists(st.integers(0, 39), max_size=40))
+def test_the_index_forgets_what_left(parks: list[ParkSubject], leave: list[int]) -> None:
+    now_ms = int(NOW_S * 1000)
+    index = ParkIndex(now_ms=now_ms)
+    for each in parks:
+        assert index.add(each, now_ms=now_ms)
+        assert not index.add(each, now_ms=now_ms)
+    gone = {f"j{i}" for i in leave}
+    for job in gone:
+        known = job in index
+        assert (index.discard(job) is not None) == known
+    left = [p for p in parks if p.job not in gone]
+    assert len(index) == len(left)
+    for lane in PARKING_LANES:
+        mine = [p for p in left if p.lane is lane]
+        assert index.count("p", lane) == len(mine)
+        assert index.device_s("p", lane) == pytest.approx(sum(p.cost_ms for p in mine) / 1000)
+        assert index.next_due_ms("p", lane) == min((p.due_ms for p in mine), default=None)
+        assert [p.job for p in index.by_due("p", [lane])] == [
+            p.job for p in sorted(mine, key=lambda p: (p.due_ms, p.job))
+        ]
+        queued = [q.job for tenant in index.tenants("p", lane) for q in index.queue("p", lane, tenant)]
+        assert sorted(queued) == sorted(p.job for p in mine if p.not_before_ms <= now_ms)
+    assert sum(work for _, work in index.demand("p", PARKING_LANES)) == pytest.approx(
+        sum(p.cost_ms for p in left) / 1000
+    )
+    rebuilt = ParkIndex(left, now_ms=now_ms)
+    assert [p.job for p in rebuilt.by_due("p", PARKING_LANES)] == [p.job for p in index.by_due("p", PARKING_LANES)]
+
+
+def test_sleepers_wake_at_their_time_and_a_job_left_alone_comes_back() -> None:
+    index = ParkIndex([park("nb", not_before_s=NOW_S + 10), park("j")], now_ms=int(NOW_S * 1000))
+    room, ledger = Room("p", 9, 0), Ledger(PARAMS)
+    assert ids(choose(index, room, ledger, now_s=NOW_S)) == ["j"]
+    index.leave_alone("j", int((NOW_S + 5) * 1000))
+    index.leave_alone("nb", int((NOW_S + 5) * 1000))
+    index.leave_alone("unknown", 0)
+    assert choose(index, room, ledger, now_s=NOW_S) == []
+    assert index.next_wake_ms() == int((NOW_S + 5) * 1000)
+    assert index.wake(int((NOW_S + 5) * 1000)) == 1
+    assert ids(choose(index, room, ledger, now_s=NOW_S + 5)) == ["j"]
+    assert index.wake(int((NOW_S + 10) * 1000)) == 1
+    assert sorted(ids(choose(index, room, ledger, now_s=NOW_S + 10))) == ["j", "nb"]
+
+
+def test_a_hundred_thousand_parked_jobs_cost_a_decision_little() -> None:
+    """Counted, not timed: a decision reads the jobs it gives and the tenants, not the whole index."""
+    parks = [park(f"j{i:06}", FAR_S + i % 5000, tenant=f"t{i % 50}") for i in range(100_000)]
+    index = ParkIndex(parks, now_ms=int(NOW_S * 1000))
+    reads = 0
+    plain = index.queue
+
+    def counted(pool: str, lane: Lane, tenant: str):
+        nonlocal reads
+        for each in plain(pool, lane, tenant):
+            reads += 1
+            yield each
+
+    index.queue = counted  # type: ignore[method-assign]  # to count what is read
+    out = choose(index, Room("p", 32, 32), Ledger(PARAMS), now_s=NOW_S)
+    assert len(out) == 64
+    assert reads <= 50 + 64 + 2
