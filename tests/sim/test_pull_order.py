@@ -13,7 +13,6 @@ import pytest
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import LaneView, PullParams, Room, Start, Turns, next_step, started
 
-
 WIDE = PullParams(lower_prefills_max=64)
 
 
