@@ -229,7 +229,7 @@ class Bus:
         *,
         timeout_s: float = PUBLISH_TIMEOUT_S,
     ) -> int:
-        """Publishes into JetStream and returns the stream sequence. See bus_errors for what each error leaves behind."""
+        """Publishes into JetStream and returns the stream sequence. bus_errors says what each error leaves behind."""
         return (await self.store_checked(subject, payload, headers, timeout_s=timeout_s)).sequence
 
     async def store_checked(

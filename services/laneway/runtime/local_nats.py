@@ -122,7 +122,7 @@ class LocalNats:
         )
         log_path = self.store_dir / "nats-server.log"
         with log_path.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - not bound to a loop; starting takes a millisecond
                 [str(find_nats_server()), *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         try:

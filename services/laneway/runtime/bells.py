@@ -1,0 +1,54 @@
+"""The doorbell: headers-only copies of lane messages that the server republishes on core NATS.
+
+A hint that something is there, at most once and without delay. Whoever relies on it also looks at intervals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from laneway.core import subjects
+from laneway.core.subjects import ParkSubject
+from laneway.runtime.bus import Bus
+
+
+class Bell:
+    """Rings for each ready message of a pool, in any lane, and after a reconnect. The listener clears `ring`."""
+
+    def __init__(self, bus: Bus, region: str, pool: str) -> None:
+        self.ring = asyncio.Event()
+        self._bus = bus
+        self._subject = subjects.bell(f"lane.{region}.*.{pool}.>")
+        self._subscription: Subscription | None = None
+        self._unregister: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> Bell:
+        self._unregister = self._bus.on_reconnect(self.ring.set)
+        self._subscription = await self._bus.listen(self._subject, lambda _: self.ring.set())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._unregister()
+        await self._bus.unsubscribe(self._subscription)
+
+    @staticmethod
+    @asynccontextmanager
+    async def parked(bus: Bus, region: str, callback: Callable[[ParkSubject], None]) -> AsyncIterator[None]:
+        """Calls back for each job parked or re-staggered in the region. The callback must be short."""
+
+        def parked(msg: Msg) -> None:
+            callback(ParkSubject.parse(msg.subject.removeprefix(subjects.bell(""))))
+
+        subscription = await bus.listen(subjects.bell(f"park.{region}.>"), parked)
+        try:
+            yield
+        finally:
+            await bus.unsubscribe(subscription)

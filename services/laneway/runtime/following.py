@@ -1,0 +1,120 @@
+"""Following a stream: what is there now, then what comes, in order, across reconnects and lost messages.
+
+An ephemeral push consumer with flow control, made anew from the last sequence seen whenever a delivery is missing, the
+heartbeat stops or the connection was lost. Nothing is acknowledged: any number of followers may read the same stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import nats.errors
+import structlog
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from laneway.runtime.bus import ApiError, Bus, BusError
+from laneway.runtime.headers import STATUS, AckSubject
+
+HEARTBEAT_S = 2.0
+RETRY_S = 0.5
+_NS = 1_000_000_000
+
+_log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def follow(
+    bus: Bus, stream: str, subject_filter: str, *, headers_only: bool = False
+) -> AsyncIterator[AsyncIterator[Msg]]:
+    """The last message of each matching subject, then every later one, without an end."""
+    follower = _Follower(bus, stream, subject_filter, headers_only)
+    unregister = bus.on_reconnect(follower.reset)
+    try:
+        await follower.open()
+        yield follower.messages()
+    finally:
+        unregister()
+        await follower.close()
+
+
+class _Follower:
+    def __init__(self, bus: Bus, stream: str, subject_filter: str, headers_only: bool) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._filter = subject_filter
+        self._headers_only = headers_only
+        self._queue: asyncio.Queue[Msg | None] = asyncio.Queue()  # bounded by the server's flow control; None: reset
+        self._subscription: Subscription | None = None
+        self._consumer = ""
+        self._stream_sequence = 0
+        self._consumer_sequence = 0
+
+    def reset(self) -> None:
+        self._queue.put_nowait(None)
+
+    async def open(self) -> None:
+        """A new consumer behind the last message seen; what an older one still sends is not listened to."""
+        await self._bus.unsubscribe(self._subscription)
+        self._queue = asyncio.Queue()
+        self._consumer_sequence = 0
+        inbox = self._bus.nc.new_inbox()
+        self._subscription = await self._bus.listen(inbox, self._queue.put_nowait)
+        config: dict[str, object] = {
+            "deliver_policy": "last_per_subject",
+            "ack_policy": "none",
+            "max_deliver": 1,
+            "deliver_subject": inbox,
+            "filter_subject": self._filter,
+            "flow_control": True,
+            "idle_heartbeat": round(HEARTBEAT_S * _NS),
+            "headers_only": self._headers_only,
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": 30 * _NS,
+        }
+        if self._stream_sequence:
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._stream_sequence + 1}
+        answer = await self._bus.api(f"CONSUMER.CREATE.{self._stream}", {"stream_name": self._stream, "config": config})
+        self._consumer = answer["name"]
+
+    async def messages(self) -> AsyncIterator[Msg]:
+        while True:
+            try:
+                async with asyncio.timeout(2.5 * HEARTBEAT_S):
+                    msg = await self._queue.get()
+            except TimeoutError:
+                msg = None
+            if msg is None:
+                await self._reopen()
+                continue
+            if msg.headers is not None and msg.headers.get(STATUS) == "100":
+                if msg.reply:  # flow control: answered once all before it has been taken
+                    with contextlib.suppress(nats.errors.Error):
+                        await self._bus.nc.publish(msg.reply)
+                continue
+            position = AckSubject.parse(msg.reply)
+            if position.consumer_sequence != self._consumer_sequence + 1:
+                _log.warning("follower_missed_messages", stream=self._stream, consumer=self._consumer)
+                await self._reopen()
+                continue
+            self._consumer_sequence = position.consumer_sequence
+            self._stream_sequence = position.stream_sequence
+            yield msg
+
+    async def _reopen(self) -> None:
+        while True:
+            try:
+                return await self.open()
+            except BusError as error:
+                _log.warning("follower_reopen_failed", stream=self._stream, error=error.message)
+                await asyncio.sleep(RETRY_S)
+
+    async def close(self) -> None:
+        await self._bus.unsubscribe(self._subscription)
+        if self._consumer and self._bus.connected:
+            with contextlib.suppress(ApiError, BusError):
+                await self._bus.api(f"CONSUMER.DELETE.{self._stream}.{self._consumer}", {}, timeout_s=1.0)

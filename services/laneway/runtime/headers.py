@@ -1,0 +1,45 @@
+"""NATS header names that Laneway uses, and what an acknowledgement subject says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nats.js.api import Header
+
+STATUS = "Status"
+DESCRIPTION = Header.DESCRIPTION  # nats-py keys it by its enum member, whose hash is not that of the string
+MSG_ID = "Nats-Msg-Id"
+TTL = "Nats-TTL"
+EXPECTED_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_SUBJECT_SEQUENCE_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
+SCHEDULE = "Nats-Schedule"
+SCHEDULE_TARGET = "Nats-Schedule-Target"
+SCHEDULE_NEXT = "Nats-Schedule-Next"
+SCHEDULER = "Nats-Scheduler"
+# In direct gets and republished copies.
+SEQUENCE = "Nats-Sequence"
+SUBJECT = "Nats-Subject"
+
+
+@dataclass(frozen=True, slots=True)
+class AckSubject:
+    """The reply subject of a delivery: $JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<deliveries>.<sequence>.…"""
+
+    deliveries: int
+    stream_sequence: int
+    consumer_sequence: int
+    pending: int
+
+    @classmethod
+    def parse(cls, reply: str) -> AckSubject:
+        tokens = reply.split(".")
+        if len(tokens) < 9 or tokens[:2] != ["$JS", "ACK"]:
+            raise ValueError(f"not the reply subject of a delivery: {reply!r}")
+        if len(tokens) >= 11:  # version 2 has a domain and an account hash before the stream
+            tokens = tokens[2:]
+        return cls(int(tokens[4]), int(tokens[5]), int(tokens[6]), int(tokens[8]))
+
+
+def ack_sequence(reply: str) -> int:
+    """The stream sequence of a delivered message."""
+    return AckSubject.parse(reply).stream_sequence

@@ -1,0 +1,249 @@
+"""Jobs in their lanes on JetStream: ready for workers to pull, or parked until a scheduler or their fire time.
+
+Owns the headers of lane messages and the guards without which an early release makes a second copy of a job or revives
+a cancelled one. A parked job is a scheduled message whose target is its ready subject: with every scheduler dead, the
+server fires it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from laneway.core import subjects
+from laneway.core.job import JobRecord, LaneJob
+from laneway.core.lanes import Lane
+from laneway.core.subjects import ParkSubject
+from laneway.runtime.bus import ApiError, Bus, PublishUnknown, WrongSequence
+from laneway.runtime.bus_errors import ERR_MESSAGE_NOT_FOUND
+from laneway.runtime.headers import (
+    EXPECTED_SUBJECT_SEQUENCE,
+    EXPECTED_SUBJECT_SEQUENCE_SUBJECT,
+    MSG_ID,
+    SCHEDULE,
+    SCHEDULE_NEXT,
+    SCHEDULE_TARGET,
+    SCHEDULER,
+    SEQUENCE,
+    STATUS,
+)
+from laneway.runtime.records import subject_list
+from laneway.runtime.wire.records import encode_lane_job
+
+# A schedule this close fires by itself; a release now would race with it.
+SCHEDULE_GUARD_S = 2.0
+# All that a release or re-stagger carries over. A copied Nats-Rollup would delete messages in flight.
+KEPT_HEADERS = (subjects.H_RECORD_SEQUENCE, subjects.H_KEY)
+
+
+class ReleaseOutcome(StrEnum):
+    RELEASED = "released"  # done as asked: the job is ready, or has its new fire time
+    GONE = "gone"  # not parked any more
+    TOO_CLOSE = "too_close"  # within SCHEDULE_GUARD_S of its fire time: left to fire
+    LOST = "lost"  # somebody else acted on it first
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDepth:
+    ready: int
+    running: int  # delivered and not acknowledged; delayed redeliveries count
+
+
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    data: bytes
+    sequence: int
+    fire_at_s: float
+    kept: dict[str, str]
+
+
+class LaneStore:
+    """Puts jobs into the lanes of one region and moves or removes them. Safe to share."""
+
+    def __init__(self, bus: Bus, region: str) -> None:
+        self._bus = bus
+        self._region = region
+
+    # --- into the lanes ------------------------------------------------------------------------------
+
+    async def put_ready(self, job: LaneJob, record_sequence: int) -> None:
+        """Publishes a job for workers to pull now. Raises StreamFull, OutOfStorage, NoStream, PublishUnknown."""
+        record = job.record
+        subject = subjects.ready(self._region, record.contract.lane, record.pool, record.tenant, record.job_id)
+        await self._bus.store(subject, encode_lane_job(job), _lane_headers(record, record_sequence, "ready"))
+
+    async def park(self, job: LaneJob, record_sequence: int, *, fire_at_s: float, group: str) -> ParkSubject:
+        """Publishes a job that becomes ready at `fire_at_s` (NATS time), or when it is released before."""
+        record = job.record
+        if not record.contract.lane.may_park:
+            raise ValueError(f"the {record.contract.lane} lane does not park")
+        park = ParkSubject(
+            region=self._region,
+            lane=record.contract.lane,
+            pool=record.pool,
+            tenant=record.tenant,
+            not_before_ms=round(record.contract.not_before_s * 1000),
+            due_ms=round(record.latest_start_s * 1000),
+            cost_ms=record.device_ms,
+            group=group,
+            job=record.job_id,
+        )
+        headers = _lane_headers(record, record_sequence, "park") | _schedule_headers(park, fire_at_s)
+        await self._bus.store(str(park), encode_lane_job(job), headers)
+        return park
+
+    # --- early release -------------------------------------------------------------------------------
+
+    async def release(self, park: ParkSubject, *, now_s: float, reason: str) -> ReleaseOutcome:
+        """Makes a parked job ready before its time. `now_s` is NATS time. Safe to repeat, and against other releasers.
+
+        PublishUnknown: the release may still take place; asking again is safe.
+        """
+        parked = await self._parked_message(park)
+        if parked is None:
+            return ReleaseOutcome.GONE
+        if abs(parked.fire_at_s - now_s) <= SCHEDULE_GUARD_S:
+            return ReleaseOutcome.TOO_CLOSE
+        headers = {
+            **parked.kept,
+            subjects.H_RELEASED_BY: reason,
+            SCHEDULER: str(park),
+            SCHEDULE_NEXT: "purge",
+            EXPECTED_SUBJECT_SEQUENCE: str(parked.sequence),
+            EXPECTED_SUBJECT_SEQUENCE_SUBJECT: str(park),
+        }
+        return await self._act(park, parked, park.ready, headers)
+
+    async def restagger(self, park: ParkSubject, fire_at_s: float, *, now_s: float) -> ReleaseOutcome:
+        """Gives a parked job another fire time; its subject stays the same."""
+        parked = await self._parked_message(park)
+        if parked is None:
+            return ReleaseOutcome.GONE
+        if abs(parked.fire_at_s - now_s) <= SCHEDULE_GUARD_S:
+            return ReleaseOutcome.TOO_CLOSE
+        # No Nats-Msg-Id: the server would take it for the first park and drop it.
+        headers = {
+            **parked.kept,
+            **_schedule_headers(park, fire_at_s),
+            EXPECTED_SUBJECT_SEQUENCE: str(parked.sequence),
+        }
+        return await self._act(park, parked, str(park), headers)
+
+    async def _act(
+        self, park: ParkSubject, parked: _Parked, subject: str, headers: Mapping[str, str]
+    ) -> ReleaseOutcome:
+        try:
+            await self._bus.store(subject, parked.data, headers)
+        except WrongSequence:
+            return ReleaseOutcome.LOST
+        except PublishUnknown:
+            found = await self._parked_message(park)
+            if found is not None and found.sequence == parked.sequence:
+                raise
+        return ReleaseOutcome.RELEASED
+
+    async def _parked_message(self, park: ParkSubject) -> _Parked | None:
+        stream = subjects.lane_stream(self._region, park.lane)
+        msg = await self._bus.request(f"$JS.API.DIRECT.GET.{stream}.{park}", b"")
+        headers = msg.headers or {}
+        if headers.get(STATUS) != "404":
+            return _parked(msg.data, int(headers[SEQUENCE]), headers)
+        # A replica may be behind: only the leader can say that there is none.
+        try:
+            answer = await self._bus.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": str(park)})
+        except ApiError as error:
+            if error.err_code == ERR_MESSAGE_NOT_FOUND:
+                return None
+            raise
+        message = answer["message"]
+        return _parked(
+            base64.b64decode(message.get("data", "")), message["seq"], _header_lines(message.get("hdrs", ""))
+        )
+
+    # --- out of the lanes, and what is in them -------------------------------------------------------
+
+    async def purge(self, record: JobRecord) -> int:
+        """Removes a job's lane messages, parked, ready or in flight, and returns how many there were.
+
+        The record must be terminal before: a message that fires in between is stopped by the claim.
+        """
+        lane, stream = record.contract.lane, subjects.lane_stream(self._region, record.contract.lane)
+        wanted = [subjects.ready(self._region, lane, record.pool, record.tenant, record.job_id, home="*")]
+        if lane.may_park:
+            # First the park subject: what fires after its purge began is caught by the second.
+            wanted.insert(0, self._park_filter(record))
+        purged = 0
+        for subject in wanted:
+            answer = await self._bus.api(f"STREAM.PURGE.{stream}", {"filter": subject})
+            purged += answer["purged"]
+        return purged
+
+    async def is_parked(self, record: JobRecord) -> bool:
+        if not record.contract.lane.may_park:
+            return False
+        stream = subjects.lane_stream(self._region, record.contract.lane)
+        return bool(await subject_list(self._bus, stream, self._park_filter(record)))
+
+    def _park_filter(self, record: JobRecord) -> str:
+        return subjects.parked_job_filter(self._region, record.contract.lane, record.pool, record.tenant, record.job_id)
+
+    async def parked(self, lane: Lane) -> list[ParkSubject]:
+        """All parked jobs of a lane. Pages are not one snapshot: jobs that come or go meanwhile may be missed."""
+        stream = subjects.lane_stream(self._region, lane)
+        found = await subject_list(self._bus, stream, subjects.park_filter(self._region, lane))
+        return [ParkSubject.parse(subject) for subject in found]
+
+    async def depths(self, lane: Lane, pool: str) -> LaneDepth:
+        stream = subjects.lane_stream(self._region, lane)
+        info = await self._bus.api(f"CONSUMER.INFO.{stream}.{subjects.consumer(lane, pool)}", {})
+        return LaneDepth(info["num_pending"], info["num_ack_pending"])
+
+    async def storage_used(self) -> float:
+        """How full the storage is, 0 to 1: the account's, or that of the records where it is fuller.
+
+        An account without a limit says nothing of the disk beneath it; then only the records' own limit counts.
+        """
+        account, jobs = await asyncio.gather(
+            self._bus.api("INFO", {}), self._bus.api(f"STREAM.INFO.{subjects.jobs_stream(self._region)}", {})
+        )
+        return max(
+            _share(account["storage"], account["limits"]["max_storage"]),
+            _share(jobs["state"]["bytes"], jobs["config"]["max_bytes"]),
+        )
+
+
+def _share(used: int, limit: int) -> float:
+    return used / limit if limit > 0 else 0.0
+
+
+def _lane_headers(record: JobRecord, record_sequence: int, kind: str) -> dict[str, str]:
+    # The id saves work when a publish is repeated. It holds the attempt: a job handed back is not taken for the first.
+    return {
+        subjects.H_RECORD_SEQUENCE: str(record_sequence),
+        MSG_ID: f"{record.job_id}:{record.attempt}:{kind}",
+    }
+
+
+def _schedule_headers(park: ParkSubject, fire_at_s: float) -> dict[str, str]:
+    return {SCHEDULE: f"@at {_rfc3339(fire_at_s)}", SCHEDULE_TARGET: park.ready}
+
+
+def _rfc3339(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _parked(data: bytes, sequence: int, headers: Mapping[str, str]) -> _Parked:
+    stamp = headers[SCHEDULE].removeprefix("@at ").strip()
+    kept = {name: headers[name] for name in KEPT_HEADERS if name in headers}
+    return _Parked(data, sequence, datetime.fromisoformat(stamp).timestamp(), kept)
+
+
+def _header_lines(encoded: str) -> dict[str, str]:
+    """Headers as STREAM.MSG.GET gives them: base64 of the raw block."""
+    lines = base64.b64decode(encoded).decode("utf-8", "replace").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if line)
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,0 +1,168 @@
+"""What a region needs on JetStream, as values: streams, buckets and consumers with their limits and why.
+
+provision.py makes it so. Durations are nanoseconds, as JetStream's API has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from laneway.core import subjects
+from laneway.core.catalogue import Catalogue, Pool
+from laneway.core.lanes import LANES, PARKING_LANES, Lane
+from laneway.runtime.settings import NatsSettings
+
+_NS = 1_000_000_000
+_DAY_S = 86_400
+
+CHECKPOINT_AGE_S = 1 * _DAY_S
+VERDICT_AGE_S = 7 * _DAY_S
+DEAD_AGE_S = 30 * _DAY_S
+INGEST_MESSAGES_MAX = 100_000
+INGEST_ACK_WAIT_S = 30.0
+WAITING_PULLS_MAX = 4096
+ACK_PENDING_FACTOR = 4  # delayed NAKs count as pending
+ACK_PENDING_MIN = 64
+INGEST_CONSUMER = "admission"
+
+Config = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    name: str
+    config: Config
+    consumers: Mapping[str, Config] = field(default_factory=dict)
+
+
+def region_layout(
+    region: str, catalogue: Catalogue, settings: NatsSettings, ack_wait_s: Mapping[Lane, float]
+) -> list[StreamPlan]:
+    """All streams of a region; key-value buckets are streams too."""
+    streams = [_records(region, settings)]
+    streams += [_lane(region, lane, catalogue, ack_wait_s[lane]) for lane in LANES]
+    streams += [
+        _stream(
+            subjects.checkpoint_stream(region), [f"ckpt.{region}.>"],
+            max_age=CHECKPOINT_AGE_S * _NS, max_bytes=settings.checkpoints_bytes_max,
+        ),
+        _ingest(region, settings),
+        _stream(
+            subjects.verdict_stream(region), [f"verdict.{region}.>"],
+            max_age=VERDICT_AGE_S * _NS, max_bytes=settings.verdicts_bytes_max, allow_direct=True,
+        ),
+        _stream(
+            subjects.dead_stream(region), [f"dead.{region}.>"],
+            max_age=DEAD_AGE_S * _NS, max_bytes=settings.dead_bytes_max, allow_direct=True,
+        ),
+        _bucket(subjects.workers_bucket(region)),
+        _bucket(subjects.leader_bucket(region)),
+        _bucket(subjects.plan_bucket(region)),
+    ]  # fmt: skip
+    for stream in streams:
+        stream.config["num_replicas"] = settings.replicas
+    return streams
+
+
+def _stream(name: str, subject_filters: list[str], **limits: object) -> StreamPlan:
+    config: Config = {
+        "name": name,
+        "subjects": subject_filters,
+        "storage": "file",
+        "retention": "limits",
+        "discard": "old",
+        "max_msgs": -1,
+        "max_bytes": -1,
+        "max_age": 0,
+        "max_msgs_per_subject": -1,
+        "allow_direct": False,
+        "allow_msg_ttl": False,
+    }
+    return StreamPlan(name, config | limits)
+
+
+def _records(region: str, settings: NatsSettings) -> StreamPlan:
+    # A full stream refuses: the default would drop the oldest records, that is, accepted jobs.
+    return _stream(
+        subjects.jobs_stream(region),
+        [subjects.records_of(region)],
+        discard="new",
+        max_msgs_per_subject=1,
+        max_bytes=settings.records_bytes_max,
+        allow_msg_ttl=True,
+        allow_direct=True,
+    )
+
+
+def _lane(region: str, lane: Lane, catalogue: Catalogue, ack_wait_s: float) -> StreamPlan:
+    bell = {"src": ">", "dest": subjects.bell(">"), "headers_only": True}
+    name = subjects.lane_stream(region, lane)
+    ready = f"lane.{region}.{lane.value}.>"
+    if lane in PARKING_LANES:
+        # Schedules forbid discard=new, and a limit with the default discard would silently drop accepted jobs. Without
+        # allow_msg_ttl the server refuses a Nats-TTL, which would lose accepted jobs as silently.
+        stream = _stream(
+            name, [ready, subjects.park_filter(region, lane)],
+            retention="workqueue", allow_msg_schedules=True, allow_direct=True, republish=bell,
+        )  # fmt: skip
+    else:
+        limit = sum(pool.priority_limit for pool in catalogue.pools)
+        stream = _stream(
+            name, [ready],
+            retention="workqueue", discard="new", max_msgs=max(1, limit), allow_direct=True, republish=bell,
+        )  # fmt: skip
+    consumers = {
+        subjects.consumer(lane, pool.name): _consumer(
+            subjects.consumer(lane, pool.name),
+            subjects.ready_filter(region, lane, pool.name),
+            ack_wait_s,
+            _ack_pending_max(pool),
+        )
+        for pool in catalogue.pools
+    }
+    return StreamPlan(stream.name, stream.config, consumers)
+
+
+def _ack_pending_max(pool: Pool) -> int:
+    return max(ACK_PENDING_MIN, ACK_PENDING_FACTOR * pool.slots * max(1, pool.workers))
+
+
+def _ingest(region: str, settings: NatsSettings) -> StreamPlan:
+    stream = _stream(
+        subjects.ingest_stream(region),
+        [f"ingest.{region}.>"],
+        retention="workqueue",
+        discard="new",
+        max_msgs=INGEST_MESSAGES_MAX,
+        max_bytes=settings.ingest_bytes_max,
+    )
+    admission = _consumer(INGEST_CONSUMER, f"ingest.{region}.>", INGEST_ACK_WAIT_S, 1024)
+    return StreamPlan(stream.name, stream.config, {INGEST_CONSUMER: admission})
+
+
+def _bucket(bucket: str) -> StreamPlan:
+    return _stream(
+        f"KV_{bucket}",
+        [f"$KV.{bucket}.>"],
+        discard="new",
+        max_msgs_per_subject=1,
+        allow_msg_ttl=True,
+        allow_direct=True,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
+    )
+
+
+def _consumer(name: str, subject_filter: str, ack_wait_s: float, ack_pending_max: int) -> Config:
+    return {
+        "durable_name": name,
+        "name": name,
+        "filter_subject": subject_filter,
+        "deliver_policy": "all",
+        "ack_policy": "explicit",
+        "ack_wait": round(ack_wait_s * _NS),
+        "max_deliver": -1,  # a limit would strand the message in the stream; the record counts starts instead
+        "max_ack_pending": ack_pending_max,
+        "max_waiting": WAITING_PULLS_MAX,
+    }

@@ -1,0 +1,71 @@
+"""The scheduler's plan in KV: one writer at a time in effect, any number of readers with a local copy.
+
+A reader keeps the highest (epoch, version) it saw, so that a deposed scheduler's late plan changes nothing. Whether a
+plan is still good is for its reader to ask: a stale plan means conservative admission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from laneway.core import subjects
+from laneway.core.fleet import Plan
+from laneway.runtime.bus import Bus
+from laneway.runtime.headers import STATUS
+from laneway.runtime.wire.records import UnreadableMessage, decode_plan, encode_plan
+
+_log = structlog.get_logger(__name__)
+
+
+class PlanPublisher:
+    def __init__(self, bus: Bus, region: str) -> None:
+        self._bus = bus
+        self._subject = subjects.plan_changes(region)
+
+    async def publish(self, plan: Plan) -> None:
+        """Raises a BusError; the next plan is due soon anyway."""
+        await self._bus.store(self._subject, encode_plan(plan))
+
+
+class PlanView:
+    """The newest plan of a region. `on_change` is called for each plan taken and must be short."""
+
+    def __init__(self, bus: Bus, region: str, on_change: Callable[[Plan], None] | None = None) -> None:
+        self.plan: Plan | None = None
+        self._bus = bus
+        self._stream = f"KV_{subjects.plan_bucket(region)}"
+        self._subject = subjects.plan_changes(region)
+        self._on_change = on_change
+        self._subscription: Subscription | None = None
+
+    async def start(self) -> None:
+        self._subscription = await self._bus.listen(self._subject, self._received)
+        msg = await self._bus.request(f"$JS.API.DIRECT.GET.{self._stream}.{self._subject}", b"")
+        if (msg.headers or {}).get(STATUS) != "404":
+            self._received(msg)
+
+    def _received(self, msg: Msg) -> None:
+        if not msg.data:
+            return  # the key was deleted; the plan we have runs out by itself
+        try:
+            plan = decode_plan(msg.data)
+        except UnreadableMessage as error:
+            _log.warning("plan_unreadable", error=str(error))
+            return
+        if self.plan is not None and (plan.epoch, plan.version) <= (self.plan.epoch, self.plan.version):
+            return
+        self.plan = plan
+        if self._on_change is not None:
+            self._on_change(plan)
+
+    def fresh(self, now_s: float) -> bool:
+        """Whether there is a plan that is still valid at this wall time."""
+        return self.plan is not None and now_s < self.plan.valid_until_s
+
+    async def close(self) -> None:
+        await self._bus.unsubscribe(self._subscription)
+        self._subscription = None

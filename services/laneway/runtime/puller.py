@@ -1,0 +1,211 @@
+"""Pulling jobs from one lane: one outstanding `no_wait` pull, and nothing delivered is ever lost.
+
+A delivery does not say which pull it answers, only a status does (its subject is the pull's reply subject). So there is
+one pull at a time, and whatever arrives outside of one, late or after a timeout, is kept and given by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Mapping
+from functools import cached_property
+from types import TracebackType
+
+import msgspec
+import nats.errors
+import structlog
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from laneway.core import subjects
+from laneway.core.job import LaneJob
+from laneway.core.lanes import Lane
+from laneway.runtime.bells import Bell
+from laneway.runtime.bus import Bus
+from laneway.runtime.headers import DESCRIPTION, STATUS, AckSubject
+from laneway.runtime.wire.records import decode_lane_job
+
+__all__ = ["Bell", "Delivery", "LanePuller"]
+
+PULL_TIMEOUT_S = 2.0
+_NS = 1_000_000_000
+
+_log = structlog.get_logger(__name__)
+
+
+class Delivery:
+    """One delivery of a lane message. Acknowledgements are core messages: a lost one means a redelivery."""
+
+    def __init__(self, bus: Bus, msg: Msg) -> None:
+        position = AckSubject.parse(msg.reply)
+        self.data: bytes = msg.data
+        self.subject: str = msg.subject
+        self.headers: Mapping[str, str] = msg.headers or {}
+        self.stream_sequence = position.stream_sequence
+        self.deliveries = position.deliveries  # 1 the first time
+        self.pending = position.pending  # messages behind it in the consumer
+        self._bus = bus
+        self._reply = msg.reply
+
+    @cached_property
+    def job(self) -> LaneJob:
+        """The job; raises UnreadableMessage."""
+        return decode_lane_job(self.data)
+
+    @property
+    def record_sequence(self) -> int:
+        """Sequence of the record as it was accepted; 0 when the message does not say."""
+        text = self.headers.get(subjects.H_RECORD_SEQUENCE, "")
+        return int(text) if text.isdecimal() else 0
+
+    async def ack(self) -> None:
+        await self._answer(b"+ACK")
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        """Gives the message back, to be delivered again after the delay."""
+        delay = b" " + msgspec.json.encode({"delay": round(delay_s * _NS)}) if delay_s > 0.0 else b""
+        await self._answer(b"-NAK" + delay)
+
+    async def term(self, reason: str) -> None:
+        """Removes the message for good; the reason shows in the server's advisory."""
+        await self._answer(b"+TERM " + " ".join(reason.split()).encode())
+
+    async def progress(self) -> None:
+        """Starts the message's ack wait anew."""
+        await self._answer(b"+WPI")
+
+    async def _answer(self, payload: bytes) -> None:
+        await self._bus.emit(self._reply, payload)
+
+
+class LanePuller:
+    """Pulls from the durable consumer of one (lane, pool, home). Start, pull from one task at a time, close."""
+
+    def __init__(self, bus: Bus, region: str, lane: Lane, pool: str, home: str = subjects.HOME_ANY) -> None:
+        self.lane = lane
+        self.pool = pool
+        self.trouble = ""  # why the last pull ended early; empty when it did not
+        self._bus = bus
+        stream, consumer = subjects.lane_stream(region, lane), subjects.consumer(lane, pool, home)
+        self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._inbox = ""
+        self._subscription: Subscription | None = None
+        self._arrived: deque[Msg] = deque()
+        self._count = 0
+        self._current = ""  # reply subject of the pull under way
+        self._ended = False
+        self._changed = asyncio.Event()
+        self._unregister = bus.on_disconnect(self._disconnected)
+
+    async def start(self) -> None:
+        await self._listen()
+
+    async def _listen(self) -> None:
+        self._inbox = self._bus.nc.new_inbox()
+        self._subscription = await self._bus.listen(f"{self._inbox}.*", self._receive)
+
+    def _receive(self, msg: Msg) -> None:
+        status = msg.headers.get(STATUS) if msg.headers is not None and not msg.data else None
+        if status is None:
+            self._arrived.append(msg)
+            self._changed.set()
+        elif msg.subject == self._current and status != "100":
+            self._end("" if status in ("404", "408") else _trouble(status, msg))
+
+    def _disconnected(self) -> None:
+        self._end("the connection to NATS was lost")
+
+    def _end(self, trouble: str) -> None:
+        self._ended = True
+        self.trouble = trouble
+        self._changed.set()
+
+    async def pull(self, batch: int, *, timeout_s: float = PULL_TIMEOUT_S) -> list[Delivery]:
+        """At most `batch` messages that are there now. Never raises for what NATS does: see `trouble`.
+
+        Deliveries that came after an earlier pull had given up are given first.
+        """
+        assert batch > 0
+        if self._subscription is None:
+            raise RuntimeError("the puller is not started, or closed")
+        assert not self._current, "one pull at a time"
+        if len(self._arrived) < batch:
+            await self._request(batch - len(self._arrived), batch, timeout_s)
+        return self._take(batch)
+
+    async def _request(self, missing: int, batch: int, timeout_s: float) -> None:
+        if not self._bus.connected:
+            self.trouble = "there is no connection to NATS"
+            return
+        self._count += 1
+        self._current = f"{self._inbox}.{self._count}"
+        self._ended, self.trouble = False, ""
+        timed_out = False
+        try:
+            body = b'{"batch":%d,"no_wait":true}' % missing
+            await self._bus.nc.publish(self._request_subject, body, reply=self._current)
+            async with asyncio.timeout(timeout_s):
+                while not self._ended and len(self._arrived) < batch:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            timed_out = True
+            self.trouble = f"a pull was not answered within {timeout_s} s"
+        except nats.errors.Error as error:
+            self.trouble = repr(error)
+        finally:
+            self._current = ""
+        if timed_out:
+            await self._abandon()
+
+    async def _abandon(self) -> None:
+        """Takes the pull that was not answered off the server, so that it cannot claim jobs that nobody asked for.
+
+        The server drops pulls whose inbox has no subscriber. What is already on its way is still received: the old
+        subscription is drained, not cut.
+        """
+        _log.warning("pull_abandoned", lane=self.lane.value, pool=self.pool)
+        old = self._subscription
+        await self._listen()
+        if old is not None and self._bus.connected:
+            with contextlib.suppress(nats.errors.Error, TimeoutError):
+                async with asyncio.timeout(PULL_TIMEOUT_S):
+                    await old.drain()  # type: ignore[no-untyped-call]
+
+    def _take(self, batch: int) -> list[Delivery]:
+        """The oldest of what arrived. Of several deliveries of one message only the newest can be acknowledged."""
+        newest: dict[int, Delivery] = {}
+        while self._arrived and len(newest) < batch:
+            delivery = Delivery(self._bus, self._arrived.popleft())
+            newest[delivery.stream_sequence] = delivery
+        return list(newest.values())
+
+    async def close(self) -> None:
+        """Stops listening. What arrived and was not taken is given back at once."""
+        self._unregister()
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and self._bus.connected:
+            with contextlib.suppress(nats.errors.Error, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await subscription.drain()  # type: ignore[no-untyped-call]
+        for delivery in self._take(len(self._arrived)):
+            with contextlib.suppress(nats.errors.Error):
+                await delivery.nak()
+
+    async def __aenter__(self) -> LanePuller:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _trouble(status: str, msg: Msg) -> str:
+    headers = msg.headers or {}
+    if status == "503":
+        return "the consumer does not exist or has no leader: was the region provisioned?"
+    return f"{status} {headers.get(DESCRIPTION, '')}".strip()
