@@ -1,0 +1,382 @@
+"""The live streams of one admission process: what workers send goes to readers in order, whatever happens meanwhile.
+
+Owns who is told what: each worker hears each second, and at once to attach, which jobs this door streams from it and
+from which token on. Events are hints; whenever a job stays silent, its owner's lease ends, the connection was lost or
+its deadline passes, the record is read, and the record decides.
+
+Tokens and events arrive on two subscriptions whose handlers run in the connection's read loop, so what one worker sent
+keeps its order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from laneway.admission.ending import Ender
+from laneway.admission.signals import Attachment, decode_event, decode_tokens, encode_beat
+from laneway.admission.streams import Offer, Stream, StreamLimits, spliced
+from laneway.core import subjects
+from laneway.core.clock import Clock
+from laneway.core.errors import DeadlineExceeded, InvalidRequest, LanewayError, NotFound
+from laneway.core.job import JobRecord
+from laneway.core.lanes import JobState, Phase
+from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.leases import LeaseWatcher
+from laneway.runtime.logging import get_logger
+from laneway.runtime.records import RecordStore
+from laneway.runtime.wire.records import UnreadableMessage
+from laneway.runtime.wire.requests import result_chunk
+from laneway.v1 import admission_pb2
+
+SILENCE_S_MAX = 30.0  # a waiting job's record is read ever less often, down to this
+REPLAY_EVERY_S = 0.25  # least time between two requests of one stream for the same gap
+WORKER_GRACE_S = 0.5  # a running job's worker ends it at its deadline; after this the door does
+UNREADABLE_S_MAX = 5.0  # beyond the deadline; then the stream ends without having seen the record
+CHECKS_AT_ONCE = 16
+
+log = get_logger("laneway.admission.door")
+
+
+@dataclass(frozen=True, slots=True)
+class DoorLimits:
+    beat_s: float = 1.0
+    silence_s: float = 3.0
+    stream: StreamLimits = field(default_factory=StreamLimits)
+
+
+class Door:
+    """Start it, run it in a task, open streams for jobs *before* their messages are published."""
+
+    def __init__(
+        self,
+        door_id: str,
+        bus: Bus,
+        region: str,
+        records: RecordStore,
+        ender: Ender,
+        leases: LeaseWatcher,
+        clock: Clock,
+        limits: DoorLimits,
+    ) -> None:
+        self.id = door_id
+        self._bus = bus
+        self._region = region
+        self._records = records
+        self._ender = ender
+        self._leases = leases
+        self._clock = clock
+        self._limits = limits
+        self._streams: dict[str, list[Stream]] = {}
+        self._deadlines: dict[Stream, asyncio.TimerHandle] = {}
+        self._attach: dict[Stream, bool] = {}  # to attach at once; whether to replay
+        self._due: set[Stream] = set()  # whose record is to be read now
+        self._attach_wake = asyncio.Event()
+        self._due_wake = asyncio.Event()
+        self._subscriptions: list[Subscription] = []
+        self._unregister: Callable[[], None] = lambda: None
+
+    # --- life ----------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        # One subscription for all events of the region: subscribing for each job would cost each job two messages and
+        # a race between its publish and the subscription.
+        self._subscriptions = [
+            await self._bus.listen(subjects.tokens(self.id), self._on_tokens),
+            await self._bus.listen(subjects.events(self._region), self._on_event),
+        ]
+        self._unregister = self._bus.on_reconnect(self._reconnected)
+
+    async def run(self) -> None:
+        """Beats, attaches and reads records until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_attached(), name="door beats")
+            group.create_task(self._keep_checking(), name="door checks")
+
+    async def _keep_attached(self) -> None:
+        beat_at_s = self._clock.monotonic() + self._limits.beat_s
+        while True:
+            if not self._attach:
+                self._attach_wake.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, beat_at_s - self._clock.monotonic())):
+                        await self._attach_wake.wait()
+            await self._send_attachments()
+            if self._clock.monotonic() >= beat_at_s:
+                beat_at_s = self._clock.monotonic() + self._limits.beat_s
+                await self._send_beats()
+                self._find_silent()
+
+    async def _keep_checking(self) -> None:
+        while True:
+            self._due_wake.clear()
+            if not self._due:
+                await self._due_wake.wait()
+            await self._check_due()
+
+    async def close(self) -> None:
+        self._unregister()
+        for subscription in self._subscriptions:
+            await self._bus.unsubscribe(subscription)
+        for handle in self._deadlines.values():
+            handle.cancel()
+
+    def fail_all(self, error: LanewayError) -> None:
+        """Ends every stream, for a door that closes; the jobs go on or end by their contracts."""
+        for stream in self.streams():
+            stream.fail(error)
+
+    # --- streams -------------------------------------------------------------------------------------
+
+    def streams(self) -> list[Stream]:
+        return [stream for streams in self._streams.values() for stream in streams]
+
+    def open(self, record: JobRecord, *, from_index: int = 0) -> Stream:
+        """A stream of a job. The caller reads it and closes it."""
+        stream = Stream(record, self._limits.stream, from_index=from_index, now_s=self._clock.monotonic())
+        stream.on_caught_up = self._caught_up
+        siblings = self._streams.setdefault(record.job_id, [])
+        siblings.append(stream)
+        if record.state.terminal:
+            self._end(stream, record)
+            return stream
+        if len(siblings) > 1:
+            stream.seed(siblings[0])
+        delay_s = max(0.0, record.contract.deadline_s - self._clock.now())
+        self._deadlines[stream] = asyncio.get_running_loop().call_later(delay_s, self._check, stream)
+        if stream.worker_id:
+            self._attach_soon(stream, replay=True)
+        return stream
+
+    def close_stream(self, stream: Stream) -> None:
+        siblings = self._streams.get(stream.record.job_id, [])
+        if stream in siblings:
+            siblings.remove(stream)
+        if not siblings:
+            self._streams.pop(stream.record.job_id, None)
+        self._attach.pop(stream, None)
+        self._due.discard(stream)
+        self._forget_deadline(stream)
+
+    def _forget_deadline(self, stream: Stream) -> None:
+        handle = self._deadlines.pop(stream, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _check(self, stream: Stream) -> None:
+        """Has the record read, now."""
+        if not stream.ended and stream in self._streams.get(stream.record.job_id, ()):
+            self._due.add(stream)
+            self._due_wake.set()
+
+    def _attach_soon(self, stream: Stream, *, replay: bool) -> None:
+        self._attach[stream] = self._attach.get(stream, False) or replay
+        self._attach_wake.set()
+
+    def _caught_up(self, stream: Stream) -> None:
+        if not stream.ended:
+            self._attach_soon(stream, replay=True)
+
+    def _reconnected(self) -> None:
+        for stream in self.streams():
+            self._check(stream)
+
+    # --- what arrives --------------------------------------------------------------------------------
+
+    def _on_tokens(self, msg: Msg) -> None:
+        try:
+            batch = decode_tokens(msg.data)
+        except UnreadableMessage as error:
+            log.warning("tokens_unreadable", error=str(error))
+            return
+        worker_id, now_s, live = batch.worker_id, self._clock.monotonic(), self._streams
+        touched: list[Stream] = []
+        for delta in batch.deltas:
+            for stream in live.get(delta.job_id, ()):
+                stream.heard_at_s = now_s
+                offer = stream.offer(worker_id, delta.attempt, delta.first_index, delta.count, delta.response)
+                if offer is Offer.TAKEN:
+                    touched.append(stream)
+                elif offer is Offer.GAP:
+                    self._ask_replay(stream, now_s)
+                elif offer is Offer.BROKEN:
+                    stream.fail(spliced(delta.job_id, stream.next_index))
+        for stream in touched:
+            stream.flush()
+
+    def _ask_replay(self, stream: Stream, now_s: float) -> None:
+        if now_s - stream.replay_asked_s >= REPLAY_EVERY_S:
+            stream.replay_asked_s = now_s
+            self._attach_soon(stream, replay=True)
+
+    def _on_event(self, msg: Msg) -> None:
+        job_id = msg.subject.rsplit(".", 1)[1]
+        streams = self._streams.get(job_id)
+        if streams is None and not self._ender.awaits(job_id):
+            return  # another door's
+        try:
+            event = decode_event(msg.data)
+        except UnreadableMessage as error:
+            log.warning("event_unreadable", error=str(error))
+            return
+        if event.state.terminal and event.worker_id:
+            self._ender.answered(job_id, event.worker_id)
+        now_s = self._clock.monotonic()
+        for stream in tuple(streams or ()):
+            stream.heard_at_s = now_s
+            stream.checks = 0
+            if event.state.terminal:
+                if event.record is not None and event.record.state.terminal:
+                    self._end(stream, event.record)
+                else:
+                    self._check(stream)
+            elif event.state is JobState.RUNNING:
+                self._adopt(stream, event.attempt, event.worker_id)
+            elif event.attempt >= stream.attempt:
+                stream.worker_id = ""  # handed back: nobody to stream from until the next claim
+
+    def _adopt(self, stream: Stream, attempt: int, worker_id: str) -> None:
+        """Attaches to the owner of the present attempt."""
+        if attempt < stream.attempt or (attempt == stream.attempt and worker_id == stream.worker_id):
+            return
+        if attempt > stream.attempt:
+            stream.adopt(attempt, worker_id)
+        stream.worker_id = worker_id
+        # What this door's own first attempt sends comes here by itself.
+        replay = attempt > 1 or stream.next_index > 0 or stream.record.door != self.id
+        self._attach_soon(stream, replay=replay)
+
+    def _end(self, stream: Stream, record: JobRecord) -> None:
+        if stream.ended:
+            return
+        self._forget_deadline(stream)
+        if stream.contradicts(record):
+            stream.fail(spliced(record.job_id, stream.next_index))
+        elif record.result is not None and stream.from_index > len(record.result.token_ids):
+            stream.fail(beyond_end(stream.from_index, len(record.result.token_ids)))
+        else:
+            stream.end(record, rest_of(record, stream.next_index))
+
+    # --- what workers hear ---------------------------------------------------------------------------
+
+    async def _send_attachments(self) -> None:
+        wanted, self._attach = self._attach, {}
+        by_worker: dict[str, list[Attachment]] = {}
+        for stream, replay in wanted.items():
+            if stream.ended or not stream.worker_id:
+                continue
+            ids = stream.delivered_ids() if stream.next_index and stream.attempt > 1 else None
+            attachment = Attachment(stream.record.job_id, stream.attempt, stream.next_index, ids or (), replay)
+            by_worker.setdefault(stream.worker_id, []).append(attachment)
+        await self._tell(by_worker)
+
+    async def _send_beats(self) -> None:
+        by_worker: dict[str, list[Attachment]] = {}
+        for job_id, streams in self._streams.items():
+            live = [s for s in streams if not s.ended and s.worker_id]
+            if live:
+                first = min(live, key=lambda s: s.next_index)
+                attachment = Attachment(job_id, first.attempt, first.next_index)
+                by_worker.setdefault(first.worker_id, []).append(attachment)
+        await self._tell(by_worker)
+
+    async def _tell(self, by_worker: dict[str, list[Attachment]]) -> None:
+        for worker_id, attachments in by_worker.items():
+            try:
+                await self._bus.emit(subjects.control(worker_id), encode_beat(self.id, attachments))
+            except BusError as error:
+                log.warning("beat_not_sent", worker_id=worker_id, error=error.message)
+
+    # --- what the records say ------------------------------------------------------------------------
+
+    def _find_silent(self) -> None:
+        """Streams that heard nothing for a while: soon where a worker should be sending, ever later where none is."""
+        now_s = self._clock.monotonic()
+        for stream in self.streams():
+            if stream.ended:
+                continue
+            patience_s = self._limits.silence_s
+            if not stream.worker_id:
+                patience_s = min(SILENCE_S_MAX, patience_s * 2 ** min(stream.checks, 8))
+            elif self._leases.alive(stream.worker_id) is False:
+                patience_s = self._limits.beat_s
+            if now_s - max(stream.heard_at_s, stream.checked_at_s) >= patience_s:
+                self._check(stream)
+
+    async def _check_due(self) -> None:
+        due, self._due = self._due, set()
+        now_s = self._clock.monotonic()
+        for stream in due:
+            stream.checked_at_s = now_s
+            stream.checks += 1
+        slots = asyncio.Semaphore(CHECKS_AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            for stream in due:
+                group.create_task(self._check_within(slots, stream))
+
+    async def _check_within(self, slots: asyncio.Semaphore, stream: Stream) -> None:
+        async with slots:
+            try:
+                await self._read_record(stream)
+            except (BusError, NotFound, UnreadableMessage) as error:
+                self._record_unread(stream, error)
+
+    async def _read_record(self, stream: Stream) -> None:
+        seen = stream.record
+        over_s = self._clock.now() - seen.contract.deadline_s
+        stored = await self._records.get(seen.region, seen.tenant, seen.job_id, leader=over_s >= 0.0)
+        if stored is None:
+            raise NotFound("the job's record is gone", job_id=seen.job_id)
+        record = stored.record
+        if record.state.terminal:
+            return self._end(stream, record)
+        stream.record = record
+        if over_s >= (WORKER_GRACE_S if record.state is JobState.RUNNING else 0.0):
+            return self._end(stream, await self._ender.expire(record, self._phase(stream, record), stored=stored))
+        if over_s >= 0.0:
+            asyncio.get_running_loop().call_later(WORKER_GRACE_S, self._check, stream)
+        if record.state is JobState.RUNNING:
+            if record.attempt > stream.attempt or record.owner != stream.worker_id:
+                self._adopt(stream, record.attempt, record.owner)
+            else:  # silent: perhaps messages were lost
+                self._attach_soon(stream, replay=True)
+        return None
+
+    def _phase(self, stream: Stream, record: JobRecord) -> Phase:
+        if record.state is not JobState.RUNNING:
+            return Phase.QUEUE
+        begun = stream.next_index > stream.from_index or record.timings.first_token_s
+        return Phase.DECODE if begun else Phase.PREFILL
+
+    def _record_unread(self, stream: Stream, error: Exception) -> None:
+        """Tries again soon; a caller does not wait for ever on a record that cannot be read."""
+        log.warning("record_not_read", job_id=stream.record.job_id, error=str(error))
+        over_s = self._clock.now() - stream.record.contract.deadline_s
+        if over_s > UNREADABLE_S_MAX:
+            phase = Phase.DECODE if stream.next_index > stream.from_index else Phase.QUEUE
+            message = "the deadline passed, and the job's record cannot be read"
+            stream.fail(DeadlineExceeded(message, phase=phase, job_id=stream.record.job_id))
+        else:
+            asyncio.get_running_loop().call_later(self._limits.beat_s / 2, self._check, stream)
+
+
+def rest_of(record: JobRecord, from_index: int) -> bytes:
+    """The serialised piece with the tokens of a result from an index on; empty where there are none."""
+    result = record.result
+    if result is None or from_index >= len(result.token_ids):
+        return b""
+    return admission_pb2.GenerateResponse(chunk=result_chunk(result, from_index)).SerializeToString()
+
+
+def beyond_end(from_index: int, count: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"from_index is {from_index}, and the answer has {count} tokens",
+        field="from_index",
+        reason="BEYOND_END",
+        facts={"tokens": str(count)},
+    )

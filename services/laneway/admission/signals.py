@@ -1,0 +1,92 @@
+"""The core NATS messages between doors and workers, as bytes. Field names of bus.proto appear here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from laneway.core.job import JobRecord
+from laneway.core.lanes import JobState
+from laneway.runtime.wire import enums
+from laneway.runtime.wire.records import UnreadableMessage, decode_record, encode_record
+from laneway.v1 import bus_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What a door streams, or wants to stream, from a worker."""
+
+    job_id: str
+    attempt: int  # 0: whatever runs
+    next_index: int  # first token the caller has not got
+    delivered_ids: Sequence[int] = ()  # from index 0, where the door holds them all
+    replay: bool = False
+
+
+def encode_beat(door: str, attachments: Iterable[Attachment]) -> bytes:
+    beat = bus_pb2.DoorBeat(
+        door=door,
+        attachments=[
+            bus_pb2.Attachment(
+                job_id=a.job_id,
+                attempt=a.attempt,
+                next_index=a.next_index,
+                delivered_ids=a.delivered_ids,
+                replay=a.replay,
+            )
+            for a in attachments
+        ],
+    )
+    return bus_pb2.WorkerControl(beat=beat).SerializeToString()
+
+
+def encode_cancel_hint(job_id: str) -> bytes:
+    return bus_pb2.WorkerControl(cancel=bus_pb2.CancelHint(job_id=job_id)).SerializeToString()
+
+
+def encode_event(record: JobRecord, *, worker_id: str = "", with_record: bool = False) -> bytes:
+    return bus_pb2.JobEvent(
+        job_id=record.job_id,
+        state=enums.JOB_STATE_TO_WIRE[record.state],
+        attempt=record.attempt,
+        worker_id=worker_id,
+        record=encode_record(record) if with_record else b"",
+    ).SerializeToString()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A hint that something happened to a job; the record decides."""
+
+    job_id: str
+    state: JobState
+    attempt: int
+    worker_id: str
+    record: JobRecord | None
+
+
+def decode_event(data: bytes) -> Event:
+    """Raises UnreadableMessage."""
+    try:
+        message = bus_pb2.JobEvent.FromString(data)
+    except DecodeError:
+        raise UnreadableMessage("the job event is not a valid protobuf message") from None
+    state = enums.JOB_STATE_FROM_WIRE.get(message.state)
+    if state is None:
+        raise UnreadableMessage(f"the job event has the unknown state {message.state}")
+    record = decode_record(message.record) if message.record else None
+    return Event(message.job_id, state, message.attempt, message.worker_id, record)
+
+
+def decode_tokens(data: bytes) -> bus_pb2.TokenBatch:
+    """All that one engine step gave to this door. Raises UnreadableMessage.
+
+    The one message that is not turned into values of ours: it comes once a step for all streams, and copying its
+    deltas would cost as much as forwarding them.
+    """
+    try:
+        return bus_pb2.TokenBatch.FromString(data)
+    except DecodeError:
+        raise UnreadableMessage("the token batch is not a valid protobuf message") from None
