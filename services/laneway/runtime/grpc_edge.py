@@ -1,0 +1,240 @@
+"""What happens around every handler of a gRPC server: live-call set, credential, decoding, and statuses.
+
+Handlers see a decoded request and a caller (auth.current_caller), raise LanewayError, and may return, yield or
+`context.write` either messages or bytes that are already serialised. Only this module catches broadly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import secrets
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from laneway.core.errors import InvalidRequest, LanewayError, Unavailable
+from laneway.runtime import metrics
+from laneway.runtime.auth import Authenticator, set_caller
+from laneway.runtime.exception_groups import leaf_errors
+from laneway.runtime.grpc_errors import status_code, status_message, trailing_metadata
+from laneway.runtime.logging import get_logger
+
+log = get_logger("laneway.grpc")
+
+HEALTH = "/grpc.health.v1.Health/"
+DRAINING_RETRY_S = 1.0
+
+# grpc.aio's handlers and contexts are generic over messages that this module never looks into.
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Behaviour: TypeAlias = Callable[..., Any]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_ended = metrics.counter("laneway_grpc_calls_total", "Calls that ended, by status.", ("method", "outcome"))
+_duration = metrics.histogram("laneway_grpc_call_seconds", "Length of calls.", ("method",))
+
+
+@dataclass(eq=False, slots=True)
+class LiveCall:
+    """One call between its arrival and its end."""
+
+    method: str
+    started_s: float = field(default_factory=time.monotonic)  # for people and metrics; decides nothing
+
+
+class CallEdge(grpc.aio.ServerInterceptor):
+    """The one interceptor of our servers."""
+
+    def __init__(self, authenticator: Authenticator, *, calls_max: int) -> None:
+        self.live: set[LiveCall] = set()
+        self.draining = False
+        self._authenticator = authenticator
+        self._calls_max = calls_max
+        self._wrapped: dict[str, Handler] = {}
+        self._ended = asyncio.Event()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        method = handler_call_details.method
+        wrapped = self._wrapped.get(method)
+        if wrapped is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return None  # gRPC answers UNIMPLEMENTED
+            wrapped = self._wrapped[method] = self._wrap(method, handler)
+        return wrapped
+
+    def live_calls(self) -> list[LiveCall]:
+        """Calls of our own services: watching health keeps nothing alive."""
+        return [call for call in self.live if not call.method.startswith(HEALTH)]
+
+    async def wait_quiet(self, timeout_s: float) -> bool:
+        """Whether all live calls ended within timeout_s."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.live_calls():
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            return not self.live_calls()
+        return True
+
+    # --- one call ---
+
+    @contextmanager
+    def _call(self, method: str, context: Context) -> Iterator[None]:
+        call = LiveCall(method)
+        self.live.add(call)
+        try:
+            if not method.startswith(HEALTH):
+                self._admit(context)
+            yield
+        finally:
+            self.live.discard(call)
+            self._ended.set()
+            _duration.labels(method=_short(method)).observe(time.monotonic() - call.started_s)
+
+    def _admit(self, context: Context) -> None:
+        if self.draining:
+            raise Unavailable("this server is shutting down", reason="DRAINING", retry_after_s=DRAINING_RETRY_S)
+        if len(self.live) > self._calls_max:
+            raise Unavailable("this server has too many live calls", reason="TOO_MANY_CALLS", retry_after_s=1.0)
+        set_caller(self._authenticator.authenticate(_pairs(context), context.peer()))
+
+    def _wrap(self, method: str, handler: Handler) -> Handler:
+        decode = _decoder(method, handler)
+        if handler.request_streaming:
+            return self._wrap_stream_stream(method, handler)
+        if handler.response_streaming:
+            write_all = _writer(cast("Behaviour", handler.unary_stream))
+
+            async def stream(data: bytes, context: Context) -> None:
+                try:
+                    with self._call(method, context):
+                        await write_all(decode(data), context)
+                    _ended.labels(method=_short(method), outcome="ok").inc()
+                except BaseException as error:  # noqa: BLE001 - the edge: each error becomes a status or goes on
+                    await _fail(method, context, error)
+
+            return grpc.unary_stream_rpc_method_handler(stream, response_serializer=_to_bytes)
+
+        answer = cast("Behaviour", handler.unary_unary)
+
+        async def unary(data: bytes, context: Context) -> object:
+            try:
+                with self._call(method, context):
+                    response = await answer(decode(data), context)
+                _ended.labels(method=_short(method), outcome="ok").inc()
+                return response
+            except BaseException as error:  # noqa: BLE001 - the edge: each error becomes a status or goes on
+                await _fail(method, context, error)
+
+        return grpc.unary_unary_rpc_method_handler(unary, response_serializer=_to_bytes)
+
+    def _wrap_stream_stream(self, method: str, handler: Handler) -> Handler:
+        """Reflection is the only one: its own decoding and serialising stay."""
+        inner = cast("Behaviour", handler.stream_stream)
+
+        async def stream(requests: AsyncIterable[Message], context: Context) -> None:
+            try:
+                with self._call(method, context):
+                    async for response in inner(requests, context):
+                        await context.write(response)
+            except BaseException as error:  # noqa: BLE001 - the edge: each error becomes a status or goes on
+                await _fail(method, context, error)
+
+        return grpc.stream_stream_rpc_method_handler(
+            stream,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+# --- requests and responses ------------------------------------------------------------------------
+
+
+def _decoder(method: str, handler: Handler) -> Callable[[bytes], object]:
+    parse = handler.request_deserializer
+
+    def decode(data: bytes) -> object:
+        try:
+            return parse(data) if parse else data
+        except (DecodeError, UnicodeDecodeError):
+            raise InvalidRequest(
+                f"the request of {_short(method)} is malformed: not a protobuf message of its type, or a string in it "
+                "is not UTF-8",
+                reason="MALFORMED_REQUEST",
+            ) from None
+
+    return decode
+
+
+def _to_bytes(message: Any) -> bytes:  # Any: a message of any type, or bytes
+    if type(message) is bytes:
+        return message
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _writer(handler: Behaviour) -> Callable[[object, Context], Awaitable[None]]:
+    """One coroutine for both styles of streaming handlers: `context.write` inside, or an async generator."""
+    if inspect.iscoroutinefunction(handler):
+        return handler
+
+    async def write_all(request: object, context: Context) -> None:
+        async for response in handler(request, context):
+            await context.write(response)
+
+    return write_all
+
+
+def _pairs(context: Context) -> Iterable[tuple[str, str | bytes]]:
+    return context.invocation_metadata() or ()
+
+
+# --- statuses --------------------------------------------------------------------------------------
+
+
+async def _fail(method: str, context: Context, error: BaseException) -> NoReturn:
+    """Ends the call with the error's status. Cancellation and grpc's own aborts go on as they are."""
+    if isinstance(error, asyncio.CancelledError):
+        _ended.labels(method=_short(method), outcome="cancelled").inc()
+        raise error
+    leaves = list(leaf_errors(error))
+    if isinstance(error, grpc.aio.AbortError) or not all(isinstance(leaf, Exception) for leaf in leaves):
+        _ended.labels(method=_short(method), outcome="aborted").inc()
+        raise error
+    known = _known(leaves)
+    if known is None and (context.done() or context.cancelled()):  # a write to a caller that has just gone
+        log.debug("call_ended_early", method=_short(method), error=type(error).__name__)
+        _ended.labels(method=_short(method), outcome="gone").inc()
+        raise asyncio.CancelledError from error
+    status = known or _unknown(method, error)
+    _ended.labels(method=_short(method), outcome=status.row.label).inc()
+    await context.abort(status_code(status), status_message(status), trailing_metadata(status))
+
+
+def _known(leaves: Collection[BaseException]) -> LanewayError | None:
+    """The LanewayError to answer with, if nothing else is among the errors."""
+    known = [leaf for leaf in leaves if isinstance(leaf, LanewayError)]
+    return known[0] if known and len(known) == len(leaves) else None
+
+
+def _unknown(method: str, error: BaseException) -> LanewayError:
+    """A bug: logged here, once, and answered without internals."""
+    reference = secrets.token_hex(4)
+    log.error("call_failed", method=_short(method), reference=reference, exc_info=error)
+    return LanewayError(f"internal error; reference {reference}", facts={"reference": reference})
+
+
+def _short(method: str) -> str:
+    return method.rpartition("/")[2]
