@@ -13,7 +13,7 @@ from typing import Unpack
 import grpc
 
 from laneway.client import decode
-from laneway.client.channel import Deadline, ServiceConnection
+from laneway.client.channel import Deadline, ServiceConnection, least
 from laneway.client.request import RequestFields, build_spec, lane_of
 from laneway.client.stream import Opening, TokenStream
 from laneway.client.values import Cancelled, Job, Quote, Submitted
@@ -37,12 +37,14 @@ class Client(ServiceConnection):
         *,
         idempotency_key: str | None = None,
         timeout_s: float | None = None,
+        retry_s_max: float | None = None,
         **request: Unpack[RequestFields],
     ) -> TokenStream:
         """An answer as a stream: `async with client.generate(model="chat", prompt="Hi") as stream`.
 
         Entering waits for the verdict and raises a refusal. `timeout_s` bounds the whole call, waits between attempts
-        included; the job's deadline becomes the earlier of it and the contract's. Leaving the block ends the call.
+        included; the job's deadline becomes the earlier of it and the contract's. No attempt begins later than
+        `retry_s_max` after the call; 0: one attempt. Leaving the block ends the call.
         """
         spec, lane = self._spec(request), lane_of(request)
         keys = _Keys(idempotency_key)
@@ -61,7 +63,7 @@ class Client(ServiceConnection):
             lane=lane,
             idempotent=keys.safe,
             timeout_s=timeout_s,
-            retry_s_max=self._span_to_deadline_s(spec),
+            retry_s_max=least(retry_s_max, self._span_to_deadline_s(spec)),
         )
         return TokenStream(opening, self._retrier, self._surroundings.clock)
 
@@ -70,9 +72,11 @@ class Client(ServiceConnection):
         *,
         idempotency_key: str | None = None,
         timeout_s: float | None = None,
+        retry_s_max: float | None = None,
         **request: Unpack[RequestFields],
     ) -> Submitted:
-        """Leaves a job whose result is collected later, by watch() or wait(). `timeout_s` bounds only this call."""
+        """Leaves a job whose result is collected later, by watch() or wait(). `timeout_s` bounds only this call;
+        `retry_s_max` as in generate()."""
         spec = self._spec(request)
         keys = _Keys(idempotency_key)
 
@@ -80,7 +84,12 @@ class Client(ServiceConnection):
             return admission_pb2.SubmitRequest(spec=spec, idempotency_key=keys.after(failure))
 
         response = await self._call(
-            self._stub.Submit, make, timeout_s=timeout_s, lane=lane_of(request), idempotent=keys.safe
+            self._stub.Submit,
+            make,
+            timeout_s=timeout_s,
+            lane=lane_of(request),
+            idempotent=keys.safe,
+            retry_s_max=retry_s_max,
         )
         return decode.submitted_of(response)
 

@@ -136,9 +136,12 @@ class ServiceConnection:
         timeout_s: float | None,
         lane: Lane = Lane.PRIORITY,
         idempotent: bool = True,
+        retry_s_max: float | None = None,
     ) -> Response:
         """A call with one answer. `make_request` gets the error of the attempt before, None at first."""
-        deadline = Deadline(self._surroundings.clock, CALL_S_MAX if timeout_s is None else timeout_s)
+        limit_s = CALL_S_MAX if timeout_s is None else timeout_s
+        deadline = Deadline(self._surroundings.clock, limit_s)
+        give_up = Deadline(self._surroundings.clock, least(limit_s, retry_s_max))
         self._retrier.first_attempt(lane)
         attempt = 1
         error: LanewayError | None = None
@@ -150,7 +153,7 @@ class ServiceConnection:
                 error = from_rpc_error(rpc_error)
                 error.__cause__ = rpc_error
             await self._retrier.wait_or_raise(
-                Attempted(error, attempt, lane=lane, idempotent=idempotent, deadline_s=deadline.at_s)
+                Attempted(error, attempt, lane=lane, idempotent=idempotent, deadline_s=give_up.at_s)
             )
             attempt += 1
 
@@ -161,13 +164,17 @@ class ServiceConnection:
         token, given = "", 0
         while True:
             items, token = await page(token)
-            for item in items:
-                if limit is not None and given >= limit:
-                    return
+            for item in items if limit is None else items[: limit - given]:
                 given += 1
                 yield item
-            if not token:
+            if not token or given == limit:
                 return
+
+
+def least(*limits: float | None) -> float | None:
+    """The smallest of the limits that are given; None if none is."""
+    given = [limit for limit in limits if limit is not None]
+    return min(given) if given else None
 
 
 def channel_options(keepalive_s: float) -> Options:

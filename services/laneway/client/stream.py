@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from laneway.client import decode
-from laneway.client.channel import Deadline, Retrier
+from laneway.client.channel import Deadline, Retrier, least
 from laneway.client.values import Chunk, Finished
 from laneway.core.clock import Clock
 from laneway.core.errors import LanewayError
@@ -61,9 +61,9 @@ class Meter:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._start_s = clock.monotonic()
+        self.start_s = clock.monotonic()
         self._first_s: float | None = None
-        self._last_s = self._start_s
+        self._last_s = self.start_s
         self._tokens = 0
         self._stall_s = 0.0
 
@@ -85,10 +85,10 @@ class Meter:
             usage=jobs.usage_from_proto(message.usage),
             timings=jobs.timings_from_proto(message.timings),
             attempt=message.attempt,
-            ttft_s=None if self._first_s is None else self._first_s - self._start_s,
+            ttft_s=None if self._first_s is None else self._first_s - self.start_s,
             tpot_s=span_s / (self._tokens - 1) if self._tokens > 1 else None,
             stall_s=self._stall_s,
-            total_s=self._clock.monotonic() - self._start_s,
+            total_s=self._clock.monotonic() - self.start_s,
         )
 
 
@@ -110,7 +110,7 @@ class TokenStream:
         self._attempt = 1
         self._meter = Meter(clock)
         self._deadline = Deadline(clock, opening.timeout_s)
-        self._give_up = Deadline(clock, _least(opening.timeout_s, opening.retry_s_max))
+        self._give_up = Deadline(clock, least(opening.timeout_s, opening.retry_s_max))
         self._call: Call | None = None
         self._unused: Event | None = None
 
@@ -135,6 +135,11 @@ class TokenStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._cancel()
+
+    @property
+    def started_s(self) -> float:
+        """When generate() was called, on the monotonic clock."""
+        return self._meter.start_s
 
     def __aiter__(self) -> Self:
         return self
@@ -236,8 +241,3 @@ class TokenStream:
     def _cancel(self) -> None:
         if self._call is not None:
             self._call.cancel()
-
-
-def _least(*limits: float | None) -> float | None:
-    given = [limit for limit in limits if limit is not None]
-    return min(given) if given else None
