@@ -1,6 +1,7 @@
 """When a failed call is tried again."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,21 +10,28 @@ from hypothesis import strategies as st
 from laneway.core.errors import (
     DeadlineExceeded,
     InvalidRequest,
-    LanewayError,
     LaneSaturated,
+    LanewayError,
     OutcomeUnknown,
     Unavailable,
 )
 from laneway.core.lanes import Lane
-from laneway.policy.retry import Attempted, RetryBudget, RetryParams, RetryReason, decide_retry
+from laneway.policy.retry import Attempted, RetryBudget, RetryDecision, RetryParams, RetryReason, decide_retry
 
 PARAMS = RetryParams()
 NO_FLOOR = RetryParams(floor_per_s=0.0)
 FULL = RetryBudget()
 
 
-def decide(error: LanewayError, *, attempt: int = 1, budget: RetryBudget = FULL, draw: float = 0.5, **more: object):
-    params = more.pop("params", PARAMS)
+def decide(
+    error: LanewayError,
+    *,
+    attempt: int = 1,
+    budget: RetryBudget = FULL,
+    draw: float = 0.5,
+    params: RetryParams = PARAMS,
+    **more: Any,
+) -> RetryDecision:
     return decide_retry(Attempted(error, attempt, **more), budget, 100.0, draw, params)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from datetime import UTC, datetime
 
+import grpc
 import pytest
 
 from laneway.client import (
@@ -415,7 +416,7 @@ async def test_no_door_at_all_is_unavailable_after_the_attempts_of_the_lane():
 async def test_a_watch_goes_on_where_its_connection_broke():
     async def breaks(request, context):
         yield chunk(4, "a", "b")
-        await context.abort(grpc_unavailable(), "connection lost")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "connection lost")
 
     async def rest(request, context):
         yield chunk(request.from_index, "c")
@@ -435,7 +436,7 @@ async def test_a_kept_job_is_followed_when_its_stream_breaks():
     async def breaks(request, context):
         yield accepted()
         yield chunk(0, "a")
-        await context.abort(grpc_unavailable(), "connection lost")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "connection lost")
 
     async def rest(request, context):
         yield chunk(request.from_index, "b")
@@ -529,9 +530,3 @@ async def test_a_silent_stream_outlives_pings_that_the_server_permits(permit_s: 
 
 def test_the_defaults_of_client_and_server_fit():
     assert 2 * GrpcSettings().keepalive_permit_s <= KEEPALIVE_S
-
-
-def grpc_unavailable():
-    import grpc
-
-    return grpc.StatusCode.UNAVAILABLE
