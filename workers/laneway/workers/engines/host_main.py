@@ -1,0 +1,135 @@
+"""The engine's own process: takes commands between steps, computes, and reports each step in one frame.
+
+An abort that has arrived takes effect before the next step. An idle engine waits on the socket and costs nothing. The
+process ends when its worker does: by the kernel's signal, and when the socket closes. Ctrl-C is the worker's business.
+"""
+
+from __future__ import annotations
+
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # before the slow imports: a Ctrl-C must not end the engine meanwhile
+
+import contextlib  # noqa: E402  (after the signal)
+import ctypes  # noqa: E402
+import os  # noqa: E402
+import socket  # noqa: E402
+import sys  # noqa: E402
+
+import msgspec  # noqa: E402
+
+from laneway.core.errors import ConfigError  # noqa: E402
+from laneway.core.lanes import FinishReason  # noqa: E402
+from laneway.workers.engines.frames import Abort, Close, Command, Failed, Frames, Ready, Report, Stepped, Submit, framed  # noqa: E402
+from laneway.workers.engines.protocol import EngineStartError, EngineStats, SequenceStep, StepEngine  # noqa: E402
+from laneway.workers.engines.registry import EngineSpec, make_step_engine  # noqa: E402
+
+PR_SET_PDEATHSIG = 1
+READ_BYTES = 256 * 1024
+
+
+def main() -> None:
+    worker_pid, descriptor = int(sys.argv[1]), int(sys.argv[2])
+    die_with(worker_pid)
+    os.set_inheritable(descriptor, False)
+    os.dup2(2, 1)  # what a library prints goes to the worker's log
+    with socket.socket(fileno=descriptor) as channel, contextlib.suppress(WorkerGone):
+        EngineProcess(channel).run()
+
+
+class WorkerGone(Exception):
+    """The worker closed its end or ended."""
+
+
+class EngineProcess:
+    """Owns the channel and the engine."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._frames = Frames()
+        self._waiting: list[bytes] = []  # frames read and not yet taken
+        self._encoder = msgspec.msgpack.Encoder()
+        self._commands = msgspec.msgpack.Decoder(Command)
+        self._received = 0
+        self._stats = EngineStats()
+
+    def run(self) -> None:
+        engine = self._start()
+        if engine is None:
+            return
+        try:
+            while self._take_commands(engine):
+                if engine.busy():
+                    steps, self._stats = engine.step()
+                    self._report(Stepped(steps, self._stats, self._received))
+        finally:
+            engine.close()
+
+    def _start(self) -> StepEngine | None:
+        spec = msgspec.msgpack.decode(self._next_frame(), type=EngineSpec)
+        if spec.options.nice:
+            os.nice(spec.options.nice)
+        try:
+            engine = make_step_engine(spec)
+            capacity = engine.load()
+        except (EngineStartError, ConfigError) as error:
+            self._report(Failed(str(error)))
+            return None
+        self._report(Ready(capacity))
+        return engine
+
+    def _take_commands(self, engine: StepEngine) -> bool:
+        """Takes what has arrived; waits for the first command when there is nothing to compute. False: close."""
+        self._read(wait=not engine.busy())
+        refused: list[SequenceStep] = []
+        frames, self._waiting = self._waiting, []
+        for frame in frames:
+            match self._commands.decode(frame):
+                case Submit(request):
+                    self._received += 1
+                    try:
+                        engine.add(request)
+                    except ValueError as error:
+                        refused.append(SequenceStep(request.id, [], finish=FinishReason.ERROR, message=str(error)))
+                case Abort(request_id):
+                    engine.abort(request_id)
+                case Close():
+                    return False
+        if refused:
+            self._report(Stepped(refused, self._stats, self._received))
+        return True
+
+    def _next_frame(self) -> bytes:
+        self._read(wait=True)
+        return self._waiting.pop(0)
+
+    def _read(self, *, wait: bool) -> None:
+        """Reads whatever is there; with `wait`, until there is a whole frame. Raises WorkerGone at the end."""
+        while True:
+            try:
+                flags = 0 if wait and not self._waiting else socket.MSG_DONTWAIT
+                data = self._channel.recv(READ_BYTES, flags)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise WorkerGone from error
+            if not data:
+                raise WorkerGone
+            self._waiting += self._frames.feed(data)
+
+    def _report(self, report: Report) -> None:
+        try:
+            self._channel.sendall(framed(self._encoder, report))
+        except OSError as error:
+            raise WorkerGone from error
+
+
+def die_with(worker_pid: int) -> None:
+    """The kernel kills this process when its worker ends, however it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != worker_pid:
+        raise SystemExit("the worker ended before its engine process had started")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Which engine serves a pool: from the name in the catalogue to an engine that can be started.
+
+Step engines are built twice over: the worker makes a `ProcessEngine` from the pool, and the process that it starts
+makes the engine itself from the `EngineSpec` it is sent. Only that process imports an engine's libraries.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from laneway.core.catalogue import Pool
+from laneway.core.errors import ConfigError
+from laneway.runtime.engine_options import EngineOptions
+from laneway.runtime.tokenizer import load_tokenizer
+from laneway.workers.engines.protocol import Engine, EngineCapacity, StepEngine
+
+STEP_ENGINES = ("openvino", "simulated")
+
+
+class EngineSpec(msgspec.Struct, frozen=True):
+    """All that a step engine needs to know of its pool; what travels to its process."""
+
+    engine: str
+    tokenizer: str
+    eos_ids: tuple[int, ...]
+    capacity: EngineCapacity
+    options: EngineOptions
+
+
+def make_engine(pool: Pool, options: EngineOptions) -> Engine:
+    """The engine of a pool, not yet started. Raises ConfigError when there is none of that name."""
+    if pool.engine not in STEP_ENGINES:
+        raise ConfigError(f'engine = "{pool.engine}" of pool {pool.name}: known engines are {", ".join(STEP_ENGINES)}')
+    from laneway.workers.engines.host import ProcessEngine
+
+    return ProcessEngine(spec_of(pool, options), pool.capabilities)
+
+
+def spec_of(pool: Pool, options: EngineOptions) -> EngineSpec:
+    return EngineSpec(
+        engine=pool.engine,
+        tokenizer=pool.tokenizer,
+        eos_ids=tuple(sorted(load_tokenizer(pool.tokenizer).eos_ids)),
+        capacity=EngineCapacity(pool.slots, pool.kv_tokens, pool.context_length, pool.vocabulary_size),
+        options=options,
+    )
+
+
+def make_step_engine(spec: EngineSpec) -> StepEngine:
+    """Called in the engine's own process. Raises ConfigError."""
+    if spec.engine == "simulated":
+        from laneway.workers.engines.simulated import SimulatedEngine, make_core
+
+        return SimulatedEngine(make_core(spec.capacity, frozenset(spec.eos_ids), spec.options))
+    raise ConfigError(f'engine = "{spec.engine}" is no step engine')

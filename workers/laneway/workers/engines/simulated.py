@@ -1,0 +1,300 @@
+"""A step-accurate engine without a model: real batching, chunked prefill and KV accounting, invented tokens.
+
+`SimulatedCore` is pure: given the time at which a step begins it says what the step yields and when it ends, so the
+same core runs under virtual time. `SimulatedEngine` sleeps until then and is what a worker drives.
+
+The next token is a function of all tokens before it and of nothing else (but the seed, where one is set). So an output
+is the same alone and in a batch, and a run resumed from any of its ids goes on as the uninterrupted run would have.
+
+Memory is reserved as TensorRT-LLM does by default (GUARANTEED_NO_EVICT): a sequence joins the batch when prompt and
+max_tokens fit beside what the others have reserved, and is never evicted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+
+from laneway.core.errors import ConfigError
+from laneway.core.lanes import FinishReason
+from laneway.runtime.engine_options import EngineOptions
+from laneway.workers.engines.checks import check_request
+from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStats, SequenceStep
+from laneway.workers.engines.simulated_profile import FixedPace, StepPrice, load_profile
+
+CHUNK_TOKENS_PACED = 512
+CHUNK_TOKENS_PROFILE = 2048
+SPACE = 0x20
+# Their first bytes differ, so the bytes so far always say which one is being spelled.
+WIDE_CHARACTERS = {c.encode()[0]: c.encode() for c in ("é", "Д", "漢", "ह", "👩", "‍")}
+
+
+class InjectedCrash(Exception):
+    """A fault that the options ask for: the engine dies here."""
+
+
+class InjectedHang(Exception):
+    """A fault that the options ask for: this step never ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    ends_s: float
+    steps: list[SequenceStep]
+    stats: EngineStats
+
+
+@dataclass(slots=True)
+class _Sequence:
+    request: EngineRequest
+    hash: int  # of the seed and all tokens so far
+    tail: tuple[int, ...]  # the last three tokens
+    computed: int = 0  # tokens whose KV is in the cache
+    made: int = 0
+
+    @property
+    def reserved(self) -> int:
+        return len(self.request.prompt_ids) + self.request.max_tokens
+
+    @property
+    def prefill_left(self) -> int:
+        return max(0, len(self.request.prompt_ids) - self.computed)
+
+
+@dataclass(slots=True)
+class SimulatedCore:
+    """Who shares a step, and what it yields. Time goes in and comes out as numbers."""
+
+    capacity: EngineCapacity
+    price: StepPrice
+    options: EngineOptions
+    eos_ids: frozenset[int] = frozenset()
+    chunk_tokens: int = CHUNK_TOKENS_PACED
+    _queue: list[_Sequence] = field(default_factory=list)
+    _batch: dict[int, _Sequence] = field(default_factory=dict)
+    _cancelled: list[int] = field(default_factory=list)
+    _steps: int = 0
+    _busy_s: float = 0.0
+
+    def add(self, request: EngineRequest) -> None:
+        check_request(request, self.capacity)
+        seeded = request.seed is not None and request.temperature > 0.0
+        state = _fold(request.seed or 0, 0) if seeded else 0
+        for token_id in request.prompt_ids:
+            state = _fold(state, token_id)
+        sequence = _Sequence(request, state, request.prompt_ids[-3:])
+        position = len(self._queue)  # higher priority first, equal ones in the order they came
+        while position and self._queue[position - 1].request.priority < request.priority:
+            position -= 1
+        self._queue.insert(position, sequence)
+
+    def abort(self, request_id: int) -> None:
+        if self._batch.pop(request_id, None) is not None:
+            self._cancelled.append(request_id)
+            return
+        queued = [s for s in self._queue if s.request.id != request_id]
+        if len(queued) < len(self._queue):
+            self._queue = queued
+            self._cancelled.append(request_id)
+
+    def busy(self) -> bool:
+        return bool(self._batch or self._queue or self._cancelled)
+
+    def stats(self) -> EngineStats:
+        live = [*self._batch.values(), *self._queue]
+        return EngineStats(
+            running=len(self._batch),
+            queued=len(self._queue),
+            prefilling_tokens=sum(s.prefill_left for s in live),
+            kv_tokens_used=sum(s.computed for s in self._batch.values()),
+            steps=self._steps,
+            busy_s=self._busy_s,
+        )
+
+    def step(self, now_s: float) -> StepOutcome:
+        """One step that begins at `now_s`. Raises InjectedCrash or InjectedHang where the options ask for it."""
+        out = [SequenceStep(i, [], finish=FinishReason.CANCELLED) for i in self._cancelled]
+        self._cancelled.clear()
+        self._admit()
+        if not self._batch:
+            return StepOutcome(now_s, out, self.stats())
+        self._inject_at_step()
+        decoding = [s for s in self._batch.values() if not s.prefill_left]
+        prefilling = self._prefill_pieces(len(decoding))
+        if any(_holds(s.request, self.options.fault_crash_token_id) for s, _ in prefilling):
+            raise InjectedCrash("fault_crash_token_id in a prompt")
+        length_s = self.price.step_s([(s.computed, n) for s, n in prefilling], [s.computed for s in decoding])
+        for sequence in decoding:
+            sequence.computed += 1
+            out.append(self._emit(sequence))
+        for sequence, new_tokens in prefilling:
+            sequence.computed += new_tokens
+            if _holds(sequence.request, self.options.fault_error_token_id):
+                del self._batch[sequence.request.id]
+                message = "the engine failed on this prompt (a fault that was asked for)"
+                out.append(SequenceStep(sequence.request.id, [], finish=FinishReason.ERROR, message=message))
+            elif not sequence.prefill_left:
+                out.append(self._emit(sequence))
+        self._steps += 1
+        self._busy_s += length_s
+        return StepOutcome(now_s + length_s, out, self.stats())
+
+    def _admit(self) -> None:
+        """In order: a sequence that does not fit yet holds back those behind it, so that it cannot starve."""
+        free = self.capacity.kv_tokens - sum(s.reserved for s in self._batch.values())
+        while self._queue and len(self._batch) < self.capacity.slots and self._queue[0].reserved <= free:
+            sequence = self._queue.pop(0)
+            free -= sequence.reserved
+            self._batch[sequence.request.id] = sequence
+
+    def _prefill_pieces(self, decoding: int) -> list[tuple[_Sequence, int]]:
+        budget = max(1, self.chunk_tokens - decoding)
+        pieces: list[tuple[_Sequence, int]] = []
+        for sequence in self._batch.values():
+            if budget and (left := sequence.prefill_left):
+                new_tokens = min(left, budget)
+                budget -= new_tokens
+                pieces.append((sequence, new_tokens))
+        return pieces
+
+    def _emit(self, sequence: _Sequence) -> SequenceStep:
+        """The next token of a sequence; ends it when that was its last."""
+        request = sequence.request
+        draw = _mix(sequence.hash)
+        token_id = self._ends_itself(sequence, draw)
+        if token_id is None:
+            token_id = _next_token(draw, sequence.tail, wide=self.options.alphabet == "unicode")
+        if token_id in request.stop_token_ids or (token_id in self.eos_ids and not request.ignore_eos):
+            del self._batch[request.id]
+            return SequenceStep(request.id, [], [] if request.logprobs else None, finish=FinishReason.STOP)
+        sequence.made += 1
+        sequence.hash = _fold(sequence.hash, token_id)
+        sequence.tail = (*sequence.tail[-2:], token_id)
+        done = sequence.made >= request.max_tokens
+        if done:
+            del self._batch[request.id]
+        step = SequenceStep(request.id, [token_id], finish=FinishReason.LENGTH if done else None)
+        if request.logprobs:
+            step.logprobs = [_logprob(draw)]
+            if request.top_logprobs:
+                step.top = [_top(token_id, _logprob(draw), request.top_logprobs)]
+        return step
+
+    def _ends_itself(self, sequence: _Sequence, draw: int) -> int | None:
+        mean = self.options.eos_mean_tokens
+        request = sequence.request
+        if not (mean and self.eos_ids) or request.ignore_eos or sequence.made < request.min_tokens:
+            return None
+        return min(self.eos_ids) if (draw >> 32) / 2**32 < 1.0 / mean else None
+
+    def _inject_at_step(self) -> None:
+        if self._steps + 1 == self.options.fault_crash_step:
+            raise InjectedCrash("fault_crash_step reached")
+        if self._steps + 1 == self.options.fault_hang_step:
+            raise InjectedHang("fault_hang_step reached")
+
+
+class SimulatedEngine:
+    """The StepEngine in real time. Steps that follow each other keep an absolute schedule, so a pace does not drift."""
+
+    # A later start than this after the last end is an idle gap or an overloaded host: it is not made up for.
+    CATCH_UP_S = 0.05
+
+    def __init__(self, core: SimulatedCore) -> None:
+        self._core = core
+        self._ended_s = float("-inf")
+
+    def load(self) -> EngineCapacity:
+        return self._core.capacity
+
+    def add(self, request: EngineRequest) -> None:
+        if not self._core.busy():
+            self._ended_s = float("-inf")
+        self._core.add(request)
+
+    def abort(self, request_id: int) -> None:
+        self._core.abort(request_id)
+
+    def busy(self) -> bool:
+        return self._core.busy()
+
+    def step(self) -> tuple[list[SequenceStep], EngineStats]:
+        now_s = time.monotonic()
+        start_s = self._ended_s if now_s - self._ended_s < self.CATCH_UP_S else now_s
+        try:
+            outcome = self._core.step(start_s)
+        except InjectedCrash:
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise
+        except InjectedHang:
+            threading.Event().wait()
+            raise
+        self._ended_s = outcome.ends_s
+        time.sleep(max(0.0, outcome.ends_s - time.monotonic()))
+        return outcome.steps, outcome.stats
+
+    def close(self) -> None:
+        pass
+
+
+def make_core(capacity: EngineCapacity, eos_ids: frozenset[int], options: EngineOptions) -> SimulatedCore:
+    """The core for a pool's figures; a profile may hold less KV cache than the pool asks for. Raises ConfigError."""
+    if options.alphabet not in ("words", "unicode"):
+        raise ConfigError(f'alphabet = "{options.alphabet}": must be "words" or "unicode"')
+    if capacity.vocabulary_size < 256:
+        raise ConfigError(f"the simulated engine spells bytes; a vocabulary of {capacity.vocabulary_size} is too small")
+    price: StepPrice
+    if options.profile:
+        price = profile = load_profile(options.profile)
+        chunk = options.prefill_chunk_tokens or CHUNK_TOKENS_PROFILE
+        kv_tokens = min(capacity.kv_tokens, profile.kv_capacity_tokens)
+    else:
+        price = FixedPace(options.pace_s)
+        chunk = options.prefill_chunk_tokens or CHUNK_TOKENS_PACED
+        kv_tokens = capacity.kv_tokens
+    capacity = EngineCapacity(capacity.slots, kv_tokens, capacity.context_length, capacity.vocabulary_size)
+    return SimulatedCore(capacity, price, options, eos_ids, chunk)
+
+
+def _holds(request: EngineRequest, fault_token_id: int) -> bool:
+    return fault_token_id >= 0 and fault_token_id in request.prompt_ids
+
+
+_MASK = 2**64 - 1
+
+
+def _fold(state: int, token_id: int) -> int:
+    return (state * 0x5851F42D4C957F2D + token_id + 1) & _MASK
+
+
+def _mix(state: int) -> int:
+    """splitmix64's finaliser: neighbours give unrelated draws."""
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
+
+
+def _next_token(draw: int, tail: tuple[int, ...], *, wide: bool) -> int:
+    if wide:
+        for length in range(1, len(tail) + 1):
+            character = WIDE_CHARACTERS.get(tail[-length])
+            if character is not None and length < len(character) and tuple(character[:length]) == tail[-length:]:
+                return character[length]
+        if draw % 4 == 1:
+            return list(WIDE_CHARACTERS)[(draw >> 8) % len(WIDE_CHARACTERS)]
+    if draw % 6 == 0 and tail[-1] != SPACE:
+        return SPACE
+    return 0x61 + (draw >> 16) % 26
+
+
+def _logprob(draw: int) -> float:
+    return -((draw >> 40) % 2000) / 1000.0
+
+
+def _top(token_id: int, logprob: float, count: int) -> list[tuple[int, float]]:
+    """The chosen one first, then letters that follow it, each less likely."""
+    others = [i for i in range(0x61, 0x7B) if i != token_id]
+    return [(token_id, logprob), *((i, logprob - 0.5 * (n + 1)) for n, i in enumerate(others[: count - 1]))]
