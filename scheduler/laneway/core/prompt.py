@@ -20,7 +20,6 @@ class ChatTurn:
 
     role: str  # one of ROLES
     content: str
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
