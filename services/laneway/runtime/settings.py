@@ -126,6 +126,7 @@ class AdmissionSettings(Section, frozen=True):
 
 class SchedulerSettings(Section, frozen=True):
     listen: Address = "127.0.0.1:7071"
+    provision: bool = True  # make the region's streams at start; false where `laneway provision` does it
     plan_interval_s: PositiveSeconds = 0.25
     plan_valid_s: PositiveSeconds = 3.0
     leader_ttl_s: PositiveSeconds = 3.0
