@@ -1,0 +1,230 @@
+"""Who may run a job that was delivered here: the claim, by compare-and-set on its record.
+
+`judge` is the rule, as a function of the record that the leader gave; `Claims` asks and writes until the rule is
+satisfied. The lane message is answered by what comes out: acknowledged or terminated only after a terminal record was
+read or written, given back only when nobody's run can be harmed by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from laneway.core import job as jobs
+from laneway.core.clock import Clock
+from laneway.core.errors import Code
+from laneway.core.job import JobError, JobRecord
+from laneway.core.lanes import JobState, Phase
+from laneway.runtime.bus import PublishUnknown, WrongSequence
+from laneway.runtime.records import RecordStore, StoredRecord
+
+STRIKES_MAX = 3  # failed starts of a job after which it is not tried again
+STRIKES_ALONE = 2  # failed starts after which it runs alone, so that it cannot take others with it
+UNWATCHED_DELAY_S = 1.0  # until we have watched leases for long enough to say who is dead
+NOT_BEFORE_DELAY_S_MAX = 3600.0
+CLAIM_TRIES_MAX = 8
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """The record may be claimed, or ended, from here."""
+
+    stored: StoredRecord
+    takeover: bool = False  # of a dead owner
+
+    @property
+    def alone(self) -> bool:
+        return strikes(self.stored.record) >= STRIKES_ALONE
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job must not be run any more; its record is to be ended so."""
+
+    write: Write
+    change: Callable[[JobRecord], JobRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Stands:
+    """Our own write, whose acknowledgement was lost."""
+
+    stored: StoredRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    stored: StoredRecord | None = None  # the terminal record
+
+
+@dataclass(frozen=True, slots=True)
+class Nak:
+    delay_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    reason: str
+
+
+Answer = Ack | Nak | Term
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What a delivery says before any record is read."""
+
+    region: str
+    tenant: str
+    job_id: str
+    accepted: StoredRecord | None  # as the lane message has it; None: it cannot be read, or does not say
+    redelivered: bool
+    ack_wait_s: float
+
+    @property
+    def claimable(self) -> StoredRecord | None:
+        """The record that a first delivery may be claimed from without a read."""
+        if self.redelivered or self.accepted is None or self.accepted.sequence == 0:
+            return None
+        return self.accepted if self.accepted.record.attempt == 0 else None
+
+
+def strikes(record: JobRecord) -> int:
+    """Starts that ended neither in a result nor on purpose."""
+    return record.starts - record.clean
+
+
+def judge(
+    stored: StoredRecord | None,
+    *,
+    me: str,
+    wrote_attempt: int,
+    owner_alive: bool | None,
+    redelivered: bool,
+    now_s: float,
+    ack_wait_s: float,
+) -> Write | End | Stands | Answer:
+    """What to do with a delivery whose record the leader gave as `stored`.
+
+    `wrote_attempt`: the attempt we tried to write, 0 if none. The job does not run in this process otherwise.
+    `owner_alive`: what the leases say of the record's owner; None: not watched for long enough.
+    """
+    if stored is None:
+        return Term("NO_RECORD")
+    record = stored.record
+    if record.state.terminal:
+        return Ack(stored)
+    takeover = False
+    if record.state is JobState.RUNNING:
+        if record.owner == me:
+            if record.attempt == wrote_attempt:
+                return Stands(stored)
+        elif owner_alive is None:
+            return Nak(UNWATCHED_DELAY_S, "owner_not_watched")
+        elif owner_alive or not redelivered:
+            return Nak(ack_wait_s, "owner_lives")
+        takeover = True
+    write = Write(stored, takeover)
+    if now_s >= record.contract.deadline_s:
+        return End(write, lambda found: jobs.expire(found, queue_deadline_error(), now_s))
+    if strikes(record) >= STRIKES_MAX:
+        return End(write, lambda found: jobs.reject(found, poison_error(found), now_s))
+    if record.contract.not_before_s > now_s:
+        return Nak(min(NOT_BEFORE_DELAY_S_MAX, record.contract.not_before_s - now_s), "not_before")
+    return write
+
+
+def queue_deadline_error() -> JobError:
+    return JobError(
+        Code.DEADLINE_EXCEEDED,
+        "DEADLINE_EXCEEDED",
+        "the deadline passed while the job waited for a worker",
+        Phase.QUEUE,
+    )
+
+
+def poison_error(record: JobRecord) -> JobError:
+    return JobError(
+        Code.INTERNAL, "POISON", f"{strikes(record)} attempts ended without a result; the job is not tried again"
+    )
+
+
+class Claims:
+    """Claims and ends jobs that this worker does not own yet."""
+
+    def __init__(
+        self,
+        records: RecordStore,
+        me: str,
+        clock: Clock,
+        owner_alive: Callable[[str], bool | None],
+    ) -> None:
+        self._records = records
+        self._me = me
+        self._clock = clock
+        self._owner_alive = owner_alive
+
+    async def claim(self, delivered: Delivered, alone: Callable[[], Awaitable[bool]]) -> StoredRecord | Answer:
+        """The record as we own it, or how to answer the delivery.
+
+        A first delivery is claimed without a read. `alone` is awaited before a suspect job is claimed: it returns True
+        once nothing else runs, or False when that cannot be had. Raises BusError when NATS does not let us know.
+        """
+
+        def claimed(write: Write) -> JobRecord:
+            return jobs.claim(write.stored.record, self._me, self._clock.now(), owner_is_dead=write.takeover)
+
+        return await self._settle(delivered, claimed, alone)
+
+    async def end(self, delivered: Delivered, change: Callable[[JobRecord], JobRecord]) -> Answer:
+        """Ends a job that nobody may run, from where it waits. Raises BusError."""
+        found = await self._settle(delivered, lambda write: change(write.stored.record), None)
+        return Ack(found) if isinstance(found, StoredRecord) else found
+
+    async def _settle(
+        self,
+        delivered: Delivered,
+        change: Callable[[Write], JobRecord],
+        alone: Callable[[], Awaitable[bool]] | None,
+    ) -> StoredRecord | Answer:
+        step: Write | End | Stands | Answer | None = None
+        if delivered.claimable is not None:
+            step = Write(delivered.claimable)
+        wrote_attempt = 0
+        for _ in range(CLAIM_TRIES_MAX):
+            if step is None:
+                step = await self._look(delivered, wrote_attempt)
+            if isinstance(step, Stands):
+                return step.stored
+            if isinstance(step, Ack | Nak | Term):
+                return step
+            if isinstance(step, Write) and step.alone and alone is not None and not await alone():
+                return Nak(delivered.ack_wait_s, "runs_alone")
+            ending = isinstance(step, End)
+            write = step.write if isinstance(step, End) else step
+            record = step.change(write.stored.record) if isinstance(step, End) else change(write)
+            try:
+                stored = StoredRecord(record, await self._records.update(record, write.stored.sequence))
+            except (WrongSequence, PublishUnknown):
+                wrote_attempt = record.attempt if record.state is JobState.RUNNING else wrote_attempt
+                step = None
+                continue
+            return Ack(stored) if ending else stored
+        return Nak(delivered.ack_wait_s, "contended")
+
+    async def _look(self, delivered: Delivered, wrote_attempt: int) -> Write | End | Stands | Answer:
+        stored = await self._records.get(delivered.region, delivered.tenant, delivered.job_id, leader=True)
+        return judge(
+            stored,
+            me=self._me,
+            wrote_attempt=wrote_attempt,
+            owner_alive=self._owner_alive(stored.record.owner) if stored is not None and stored.record.owner else False,
+            redelivered=delivered.redelivered,
+            now_s=self._clock.now(),
+            ack_wait_s=delivered.ack_wait_s,
+        )

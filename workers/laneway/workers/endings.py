@@ -1,0 +1,116 @@
+"""How an owned job leaves its worker: the write of its end, told to whoever listens, whatever NATS does meanwhile.
+
+Every write is a compare-and-set from our own last one. A write whose outcome is unknown is looked for and tried again
+until it is known, since a job that was computed must not end twice or never. Somebody else's write ends our part:
+terminal, and the lane message may be acknowledged; another owner's, and we say nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from laneway.core import job as jobs
+from laneway.core import subjects
+from laneway.core.clock import Clock
+from laneway.core.errors import Code
+from laneway.core.job import JobError, JobRecord
+from laneway.core.lanes import JobState
+from laneway.runtime.bus import BusError, PayloadTooLarge, WrongSequence
+from laneway.runtime.records import RecordStore, StoredRecord
+from laneway.runtime.wire.records import encode_record
+from laneway.workers import messages
+
+BACKOFF_S_MIN = 0.05
+BACKOFF_S_MAX = 1.0
+
+_log = structlog.get_logger(__name__)
+
+Change = Callable[[JobRecord], JobRecord]
+
+
+class Endings:
+    """Writes records that this worker owns, and announces states on `ev`."""
+
+    def __init__(
+        self,
+        records: RecordStore,
+        publish: Callable[[str, bytes], Awaitable[None]],
+        me: str,
+        clock: Clock,
+        payload_bytes_max: int,
+    ) -> None:
+        self._records = records
+        self._publish = publish
+        self._me = me
+        self._clock = clock
+        self._payload_bytes_max = payload_bytes_max
+
+    async def write(self, owned: StoredRecord, change: Change) -> StoredRecord | None:
+        """The record after `change`, or the terminal one that somebody else wrote; None: another owns the job, or it
+        is gone. Goes on until the outcome is known; `change` may be called again on our own unchanged write.
+        """
+        attempt = owned.record.attempt
+        stored = owned
+        backoff_s = BACKOFF_S_MIN
+        while True:
+            try:
+                record = change(stored.record)
+                return StoredRecord(record, await self._records.update(record, stored.sequence))
+            except PayloadTooLarge as error:
+                change = self._too_large(attempt, error)
+                continue
+            except WrongSequence:
+                pass
+            except BusError as error:
+                _log.warning("record_write_failed", job_id=owned.record.job_id, reason=error.reason)
+                backoff_s = await _back_off(backoff_s)
+            found = await self.read(owned.record)
+            if found is None or found.record.state.terminal:
+                return found
+            if found.sequence == stored.sequence:
+                continue  # nothing was written
+            record = found.record
+            if record.state is JobState.RUNNING and record.owner == self._me and record.attempt == attempt:
+                stored = found
+                continue
+            if record.state is JobState.WAITING and record.attempt == attempt and found.sequence > owned.sequence:
+                return found  # our own hand-back, whose acknowledgement was lost
+            return None
+
+    async def read(self, record: JobRecord) -> StoredRecord | None:
+        """What the leader has; asks until it answers."""
+        backoff_s = BACKOFF_S_MIN
+        while True:
+            try:
+                return await self._records.get(record.region, record.tenant, record.job_id, leader=True)
+            except BusError as error:
+                _log.warning("record_read_failed", job_id=record.job_id, reason=error.reason)
+                backoff_s = await _back_off(backoff_s)
+
+    async def announce(self, record: JobRecord, *, with_record: bool = False) -> None:
+        """Tells the state on `ev`. A hint: who misses it reads the record."""
+        payload = encode_record(record) if with_record else b""
+        if len(payload) > self._payload_bytes_max:
+            payload = b""
+        message = messages.event(record.job_id, record.state, record.attempt, self._me, payload)
+        try:
+            await self._publish(subjects.event(record.region, record.job_id), message)
+        except BusError:
+            _log.warning("event_not_sent", job_id=record.job_id, state=record.state.value)
+
+    def _too_large(self, attempt: int, error: PayloadTooLarge) -> Change:
+        message = (
+            f"the answer and its record have {error.size_bytes} bytes, the limit is {error.limit_bytes}; "
+            "ask for fewer tokens or no log probabilities"
+        )
+        why = JobError(Code.RESOURCE_EXHAUSTED, "RESULT_TOO_LARGE", message)
+        return lambda record: jobs.fail(record, self._me, attempt, why, self._clock.now())
+
+
+async def _back_off(delay_s: float) -> float:
+    await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
+    return min(BACKOFF_S_MAX, delay_s * 2)

@@ -1,0 +1,75 @@
+"""What a worker says and hears on core NATS beside tokens, bytes to values and back: events and control messages.
+
+The only module of the workers that knows these messages' field names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from laneway.core.lanes import JobState
+from laneway.runtime.wire import enums
+from laneway.v1 import bus_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class CancelHint:
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainHint:
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    job_id: str
+    attempt: int  # 0: whatever runs
+    next_index: int  # first token that the door's caller has not got
+    delivered_ids: tuple[int, ...]  # ids 0 .. next_index, where the door holds them
+    replay: bool  # send again from next_index
+
+
+@dataclass(frozen=True, slots=True)
+class DoorBeat:
+    door: str
+    attachments: tuple[Attachment, ...]
+
+
+Control = CancelHint | DrainHint | DoorBeat
+
+
+def parse_control(data: bytes) -> Control | None:
+    """A control message; None when it is malformed or of a kind that this release does not know."""
+    message = bus_pb2.WorkerControl()
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        return None
+    match message.WhichOneof("control"):
+        case "cancel":
+            return CancelHint(message.cancel.job_id)
+        case "drain":
+            return DrainHint(message.drain.draining)
+        case "beat":
+            return DoorBeat(message.beat.door, tuple(_attachment(a) for a in message.beat.attachments))
+        case _:
+            return None
+
+
+def _attachment(message: bus_pb2.Attachment) -> Attachment:
+    return Attachment(message.job_id, message.attempt, message.next_index, tuple(message.delivered_ids), message.replay)
+
+
+def event(job_id: str, state: JobState, attempt: int, worker_id: str, record: bytes = b"") -> bytes:
+    """A serialised JobEvent; `record` is the stored record of a job that ended, or empty."""
+    return bus_pb2.JobEvent(
+        job_id=job_id,
+        state=enums.JOB_STATE_TO_WIRE[state],
+        attempt=attempt,
+        worker_id=worker_id,
+        record=record,
+    ).SerializeToString()

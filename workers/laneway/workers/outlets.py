@@ -1,0 +1,69 @@
+"""The doors that follow one run, and how far each of them has been sent.
+
+A job that nobody follows has none, and then no chunk of it is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from laneway.workers.emitter import Emitter
+from laneway.workers.transcript import CHUNK_TOKENS_MAX, Transcript
+
+
+@dataclass(slots=True)
+class _Place:
+    next_index: int  # first token not sent yet
+    heard_s: float  # when the door last named the job; monotonic
+
+
+class Outlets:
+    """Owned by one run."""
+
+    def __init__(self, emitter: Emitter, job_id: str, now_s: float) -> None:
+        self._emitter = emitter
+        self._job_id = job_id
+        self._places: dict[str, _Place] = {}
+        self.heard_s = now_s  # when any door last named the job; at first when the run began
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, door: str) -> bool:
+        return door in self._places
+
+    def open(self, door: str, next_index: int, now_s: float) -> None:
+        """The door follows from `next_index`; again to be sent once more what it lacks."""
+        self._places[door] = _Place(next_index, now_s)
+        self.heard_s = now_s
+
+    def heard(self, door: str, now_s: float) -> None:
+        """The door, which follows, still does."""
+        self._places[door].heard_s = now_s
+        self.heard_s = now_s
+
+    def excuse(self, now_s: float) -> None:
+        """Nobody could be heard until now."""
+        for place in self._places.values():
+            place.heard_s = now_s
+        self.heard_s = now_s
+
+    def close_silent(self, now_s: float, silence_s: float) -> None:
+        """Forgets the doors that did not name the job for so long."""
+        silent = [door for door, place in self._places.items() if now_s - place.heard_s > silence_s]
+        for door in silent:
+            del self._places[door]
+
+    def send(self, transcript: Transcript, attempt: int) -> None:
+        """Gives each door what may leave and it was not sent."""
+        ready = transcript.ready
+        made: tuple[int, int, bytes] | None = None  # doors are usually equally far: one chunk serves all
+        for door, place in self._places.items():
+            start = place.next_index
+            while start < ready:
+                stop = min(ready, start + CHUNK_TOKENS_MAX)
+                if made is None or made[:2] != (start, stop):
+                    made = (start, stop, transcript.response(start, stop))
+                self._emitter.add(door, self._job_id, attempt, start, stop - start, made[2])
+                start = stop
+            place.next_index = max(place.next_index, ready)
