@@ -31,7 +31,7 @@ __all__ = ["Addresses", "Child", "LocalStack", "Progress", "StackError", "StackO
 NATS_STOP_S = 5.0
 LOOPBACK = "127.0.0.1:0"  # port 0: any that is free
 # One simulated model in place of the real one: no file to load, and a token each 10 ms.
-_SIMULATED_MODEL = {"name": "chat", "engine": "simulated", "model": "bytes", "vocabulary_size": 260}
+_SIMULATED_MODEL = {"name": "chat", "engine": "simulated"}
 
 
 @dataclass(frozen=True, slots=True)

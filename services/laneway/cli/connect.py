@@ -1,0 +1,94 @@
+"""Options that every calling command has, and clients made from them. A failed connection says how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from laneway.cli.endpoint import address_of
+from laneway.core.errors import ConfigError, Unavailable
+
+if TYPE_CHECKING:
+    from laneway.client import Client, RoutingClient, SchedulerClient
+
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", envvar="LANEWAY_ADDRESS", metavar="HOST:PORT", help="Admission service to call."),
+]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address", envvar="LANEWAY_SCHEDULER_ADDRESS", metavar="HOST:PORT", help="Scheduler service to call."
+    ),
+]
+RoutingOption = Annotated[
+    str | None,
+    typer.Option("--address", envvar="LANEWAY_ROUTING_ADDRESS", metavar="HOST:PORT", help="Routing service to call."),
+]
+TokenOption = Annotated[
+    Path | None,
+    typer.Option("--token-file", envvar="LANEWAY_TOKEN_FILE", help="File that holds the token to call with."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+TimeoutOption = Annotated[float | None, typer.Option("--timeout", min=0.001, help="Seconds after which to give up.")]
+
+
+@asynccontextmanager
+async def admission(given: str | None, token_file: Path | None) -> AsyncIterator[Client]:
+    from laneway.client import Client
+
+    address = address_of("admission", given)
+    async with Client(address, token=_token(token_file)) as client:
+        with _hint(address, "LANEWAY_ADDRESS"):
+            yield client
+
+
+@asynccontextmanager
+async def scheduler(given: str | None, token_file: Path | None) -> AsyncIterator[SchedulerClient]:
+    from laneway.client import SchedulerClient
+
+    address = address_of("scheduler", given)
+    async with SchedulerClient(address, token=_token(token_file)) as client:
+        with _hint(address, "LANEWAY_SCHEDULER_ADDRESS"):
+            yield client
+
+
+@asynccontextmanager
+async def routing(given: str | None, token_file: Path | None) -> AsyncIterator[RoutingClient]:
+    from laneway.client import RoutingClient
+
+    address = address_of("routing", given)
+    async with RoutingClient(address, token=_token(token_file)) as client:
+        with _hint(address, "LANEWAY_ROUTING_ADDRESS"):
+            yield client
+
+
+class _hint:
+    """Says what to do when nothing answers at all. A service that answers names its reason and a time."""
+
+    def __init__(self, address: str, variable: str) -> None:
+        self._address = address
+        self._variable = variable
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Unavailable) and error.retry_after_s is None and error.reason == "UNAVAILABLE":
+            raise Unavailable(
+                f"nothing answers at {self._address}; start a stack with: laneway up; "
+                f"or name another address with --address or {self._variable}"
+            ) from error
+
+
+def _token(token_file: Path | None) -> str | None:
+    if token_file is None:
+        return None
+    try:
+        return token_file.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token file {token_file} cannot be read: {error}") from None

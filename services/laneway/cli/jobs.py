@@ -1,0 +1,367 @@
+"""Commands of callers: generate, submit, watch, cancel, quote, jobs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from laneway.cli import connect
+from laneway.cli.connect import AddressOption, JsonOption, TimeoutOption, TokenOption
+from laneway.cli.console import describe, moment, output, print_json, print_table, run, say, seconds
+from laneway.core.errors import ConfigError
+from laneway.core.job import JobError, Verdict
+from laneway.core.lanes import JobState, Lane, VerdictKind
+
+if TYPE_CHECKING:
+    from laneway.client import Finished, Job, RequestFields, TokenStream
+
+PROMPT_BYTES_MAX = 16 * 1024 * 1024  # of standard input; the service has its own, lower limit
+
+PromptArgument = Annotated[str, typer.Argument(help="What to ask; - reads standard input.")]
+ModelOption = Annotated[str, typer.Option("--model", "-m", help="A model of the catalogue, or model/tier.")]
+SystemOption = Annotated[str | None, typer.Option("--system", help="System message.")]
+RawOption = Annotated[bool, typer.Option("--raw", help="Complete the text as it is, without the chat template.")]
+LaneOption = Annotated[Lane, typer.Option("--lane", "-l", help="Lane to travel in.")]
+MaxTokensOption = Annotated[int | None, typer.Option("--max-tokens", "-n", min=1, help="Most tokens of the answer.")]
+TemperatureOption = Annotated[float | None, typer.Option("--temperature", "-t", help="0 is greedy.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", min=0)]
+StopOption = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; repeatable.")]
+DeadlineOption = Annotated[
+    float | None, typer.Option("--deadline", min=0.001, help="Seconds from now until the whole answer is due.")
+]
+TierOption = Annotated[str | None, typer.Option("--least-tier", help="Lowest tier that is good enough.")]
+LabelOption = Annotated[list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Repeatable.")]
+KeyOption = Annotated[str | None, typer.Option("--key", help="Idempotency key: the same key names the same job.")]
+
+
+def generate(
+    prompt: PromptArgument,
+    model: ModelOption = "chat",
+    system: SystemOption = None,
+    raw: RawOption = False,
+    lane: LaneOption = Lane.PRIORITY,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    deadline: DeadlineOption = None,
+    least_tier: TierOption = None,
+    label: LabelOption = None,
+    key: KeyOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+    address: AddressOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """Ask, and read the answer as it comes. Ctrl-C cancels the job."""
+    request = _request(
+        prompt, model, system, raw, lane, max_tokens, temperature, seed, stop, deadline, least_tier, label
+    )
+
+    async def work() -> None:
+        async with (
+            connect.admission(address, token_file) as client,
+            client.generate(idempotency_key=key, timeout_s=timeout, **request) as stream,
+        ):
+            _say_verdict(stream.verdict)
+            await _print_stream(stream, as_json)
+
+    run(work)
+
+
+def submit(
+    prompt: PromptArgument,
+    model: ModelOption = "chat",
+    system: SystemOption = None,
+    raw: RawOption = False,
+    lane: LaneOption = Lane.BATCH,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    deadline: DeadlineOption = None,
+    least_tier: TierOption = None,
+    label: LabelOption = None,
+    key: KeyOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+    address: AddressOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """Leave a job to be done by its deadline, and print its id. Follow it with `laneway watch`."""
+    request = _request(
+        prompt, model, system, raw, lane, max_tokens, temperature, seed, stop, deadline, least_tier, label
+    )
+
+    async def work() -> None:
+        async with connect.admission(address, token_file) as client:
+            submitted = await client.submit(idempotency_key=key, timeout_s=timeout, **request)
+        if as_json:
+            print_json(submitted)
+        else:
+            say(_verdict_sentence(submitted.verdict))
+            print(submitted.job_id)
+
+    run(work)
+
+
+def quote(
+    prompt: PromptArgument,
+    model: ModelOption = "chat",
+    system: SystemOption = None,
+    raw: RawOption = False,
+    lane: LaneOption = Lane.PRIORITY,
+    max_tokens: MaxTokensOption = None,
+    deadline: DeadlineOption = None,
+    least_tier: TierOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+    address: AddressOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """Say what would happen to a request, without running it."""
+    request = _request(prompt, model, system, raw, lane, max_tokens, None, None, None, deadline, least_tier, None)
+
+    async def work() -> None:
+        async with connect.admission(address, token_file) as client:
+            found = await client.quote(timeout_s=timeout, **request)
+        if as_json:
+            print_json(found)
+        else:
+            print(_verdict_sentence(found.verdict))
+            print(f"prompt {found.prompt_tokens} tokens, answer up to {found.max_tokens} tokens", end="")
+            print(f", cost {found.verdict.cost:g}" if found.verdict.cost else "")
+
+    run(work)
+
+
+def watch(
+    job_id: Annotated[str, typer.Argument(help="Job to follow.")],
+    from_index: Annotated[int, typer.Option("--from", min=0, help="First token wanted.")] = 0,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+    address: AddressOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """Follow a job while it runs, or read its answer after it ended. Ctrl-C leaves the job alone."""
+
+    async def work() -> None:
+        async with (
+            connect.admission(address, token_file) as client,
+            client.watch(job_id, from_index=from_index, timeout_s=timeout) as stream,
+        ):
+            await _print_stream(stream, as_json)
+
+    run(work)
+
+
+def cancel(
+    job_id: Annotated[str, typer.Argument(help="Job to cancel.")],
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+    address: AddressOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """Cancel a job in any state; says where that left it."""
+
+    async def work() -> None:
+        async with connect.admission(address, token_file) as client:
+            left = await client.cancel(job_id, timeout_s=timeout)
+        if as_json:
+            print_json(left)
+        elif left.state is JobState.CANCELLED:
+            print(f"{job_id} is cancelled")
+        else:
+            print(f"{job_id} had already {_ended(left.state)}")
+
+    run(work)
+
+
+def jobs(
+    job_id: Annotated[str | None, typer.Argument(help="Show this job in full.")] = None,
+    lane: Annotated[Lane | None, typer.Option("--lane", "-l")] = None,
+    state: Annotated[JobState | None, typer.Option("--state", "-s")] = None,
+    label: LabelOption = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Most jobs to show.")] = 50,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+    address: AddressOption = None,
+    token_file: TokenOption = None,
+) -> None:
+    """List your jobs, newest first; or show one."""
+
+    async def work() -> None:
+        async with connect.admission(address, token_file) as client:
+            if job_id is not None:
+                job = await client.get_job(job_id, timeout_s=timeout)
+                print_json(job) if as_json else _print_job(job)
+                return
+            listed = client.list_jobs(lane=lane, state=state, labels=_labels(label), limit=limit, timeout_s=timeout)
+            found = [job async for job in listed]
+        if as_json:
+            print_json(found)
+            return
+        columns = ("JOB", "STATE", "LANE", "MODEL", "AGE", "DUE", "PROMPT", "ANSWER", "ATTEMPT", "ERROR")
+        print_table(columns, [_row(job) for job in found], empty="no jobs")
+
+    run(work)
+
+
+# --- requests --------------------------------------------------------------------------------------
+
+
+def _request(
+    prompt: str,
+    model: str,
+    system: str | None,
+    raw: bool,
+    lane: Lane,
+    max_tokens: int | None,
+    temperature: float | None,
+    seed: int | None,
+    stop: list[str] | None,
+    deadline_s: float | None,
+    least_tier: str | None,
+    labels: list[str] | None,
+) -> RequestFields:
+    text = _standard_input() if prompt == "-" else prompt
+    request: RequestFields = {"model": model, "lane": lane}
+    if raw:
+        request["prompt"] = text
+    else:
+        first = [{"role": "system", "content": system}] if system else []
+        request["messages"] = [*first, {"role": "user", "content": text}]
+    if max_tokens is not None:
+        request["max_tokens"] = max_tokens
+    if temperature is not None:
+        request["temperature"] = temperature
+    if seed is not None:
+        request["seed"] = seed
+    if stop:
+        request["stop"] = stop
+    if deadline_s is not None:
+        request["deadline_s"] = deadline_s
+    if least_tier:
+        request["least_tier"] = least_tier
+    if labels:
+        request["labels"] = _labels(labels)
+    return request
+
+
+def _labels(given: list[str] | None) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"a label is KEY=VALUE, not {text}")
+        labels[key] = value
+    return labels
+
+
+def _standard_input() -> str:
+    if Path("/dev/stdin").is_char_device() and sys.stdin.isatty():
+        say("reading the prompt from standard input; end it with Ctrl-D")
+    text = sys.stdin.read(PROMPT_BYTES_MAX + 1)
+    if len(text) > PROMPT_BYTES_MAX:
+        raise ConfigError(f"standard input is longer than {PROMPT_BYTES_MAX} characters")
+    return text
+
+
+# --- answers ---------------------------------------------------------------------------------------
+
+
+async def _print_stream(stream: TokenStream, as_json: bool) -> None:
+    if as_json:
+        text = await stream.text()
+        print_json({"job_id": stream.job_id, "verdict": stream.verdict, "text": text, "finished": stream.finished})
+        return
+    async for chunk in stream:
+        if chunk.output == 0:
+            print(chunk.text, end="", flush=True)
+    print()
+    if stream.finished is not None:
+        say(_summary(stream.finished))
+
+
+def _summary(end: Finished) -> str:
+    parts = [f"{end.usage.completion_tokens} tokens", f"ended by {end.finish_reason.replace('_', ' ')}"]
+    if end.ttft_s is not None:
+        parts.append(f"first token after {seconds(end.ttft_s)}")
+    if end.tpot_s is not None:
+        parts.append(f"then {seconds(end.tpot_s)} a token")
+    if end.attempt > 1:
+        parts.append(f"attempt {end.attempt}")
+    return f"[{', '.join(parts)}; job {end.job_id}]"
+
+
+def _say_verdict(verdict: Verdict | None) -> None:
+    if verdict is not None and verdict.kind is not VerdictKind.ACCEPTED:
+        say(_verdict_sentence(verdict))
+
+
+def _verdict_sentence(verdict: Verdict) -> str:
+    parts = [f"{verdict.kind}: {verdict.message.rstrip('.')} ({verdict.reason})"]
+    where = ", ".join(word for word in (f"{verdict.lane} lane", verdict.pool and f"pool {verdict.pool}") if word)
+    parts.append(where)
+    if verdict.ttft_eta_s is not None:
+        parts.append(f"first token in about {seconds(verdict.ttft_eta_s)}")
+    if verdict.completion_eta_s is not None:
+        parts.append(f"whole answer in about {seconds(verdict.completion_eta_s)}")
+    if verdict.hold_until_s:
+        parts.append(f"released {moment(verdict.hold_until_s)} at the latest")
+    if verdict.retry_after_s is not None:
+        parts.append(f"try again in {seconds(verdict.retry_after_s)}")
+    return "; ".join(parts)
+
+
+def _ended(state: JobState) -> str:
+    return {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.EXPIRED: "expired"}.get(
+        state, f"ended as {state}"
+    )
+
+
+def _row(job: Job) -> tuple[object, ...]:
+    return (
+        job.job_id,
+        job.state,
+        job.contract.lane,
+        job.model,
+        moment(job.timings.created_s).removesuffix(" ago"),
+        "" if job.state.terminal else moment(job.contract.deadline_s),
+        job.prompt_tokens,
+        job.usage.completion_tokens,
+        job.attempt,
+        job.error.reason if job.error else "",
+    )
+
+
+def _print_job(job: Job) -> None:
+    facts: list[tuple[str, object]] = [
+        ("job", job.job_id),
+        ("state", job.state),
+        ("model", job.model),
+        ("lane", job.contract.lane),
+        ("verdict", _verdict_sentence(job.verdict) if job.verdict else ""),
+        ("created", moment(job.timings.created_s)),
+        ("due", moment(job.contract.deadline_s)),
+        ("ended", moment(job.timings.ended_s)),
+        ("attempt", job.attempt),
+        ("tokens", f"{job.prompt_tokens} prompt, {job.usage.completion_tokens} answer of at most {job.max_tokens}"),
+        ("labels", ", ".join(f"{k}={v}" for k, v in job.contract.labels.items())),
+        ("error", _error_sentence(job.error) if job.error else ""),
+    ]
+    for name, value in facts:
+        if value != "":
+            print(f"{name:9}{value}")
+    if job.result is not None:
+        output().rule()
+        print(job.result.text)
+
+
+def _error_sentence(error: JobError) -> str:
+    from laneway.runtime.grpc_errors import error_of
+
+    return describe(error_of(error))

@@ -1,0 +1,75 @@
+"""The `laneway` command: which words it knows. What they do is in the modules beside this one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from laneway.cli import config, jobs, operate, serve
+from laneway.cli.doctor import doctor
+from laneway.cli.up import up
+
+HELP = """Traffic control for LLM inference: one door, three lanes, many engines.
+
+`laneway demo` shows it; `laneway up` runs it here; `laneway generate "Hello"` asks it. Commands find the stack that
+`up` runs on this machine; elsewhere name a service with --address or LANEWAY_ADDRESS.
+
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage or setting, 130 interrupted.
+"""
+CALLING, OPERATING, SERVING = "Jobs", "Operation", "Services"
+
+app = typer.Typer(
+    name="laneway",
+    help=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"laneway {version('laneway')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    pass
+
+
+@app.command(rich_help_panel="Here")
+def demo(
+    fifo: Annotated[bool, typer.Option(envvar="FIFO", help="Compare with one first-in-first-out lane.")] = True,
+    keep: Annotated[bool, typer.Option(envvar="KEEP", help="Leave the stack up at the end.")] = False,
+) -> None:
+    """Run the whole stack with a real model for some minutes of mixed traffic, and show the lanes."""
+    from laneway.cli.demo import demo as run_demo
+
+    raise typer.Exit(run_demo(fifo=fifo, keep=keep))
+
+
+app.command(rich_help_panel="Here")(up)
+app.command(rich_help_panel="Here")(doctor)
+app.add_typer(config.app, name="config", rich_help_panel="Here")
+
+for calling in (jobs.generate, jobs.submit, jobs.watch, jobs.cancel, jobs.quote, jobs.jobs, operate.explain):
+    app.command(rich_help_panel=CALLING)(calling)
+for operating in (operate.lanes, operate.workers, operate.drain, operate.undrain, operate.pause, operate.resume):
+    app.command(rich_help_panel=OPERATING)(operating)
+app.add_typer(operate.models_app, name="models", rich_help_panel=OPERATING)
+
+app.add_typer(operate.regions_app, name="regions", rich_help_panel=OPERATING)
+
+for serving in (serve.admission, serve.scheduler, serve.routing, serve.worker, serve.provision):
+    app.command(rich_help_panel=SERVING)(serving)
+
+
+def main() -> None:
+    app()
