@@ -13,18 +13,17 @@ from laneway.core.errors import ConfigError
 from laneway.runtime.settings import ModelSettings, Settings
 
 ENGINE_CAPABILITIES: dict[str, Capabilities] = {
-    # openvino_genai.GenerationConfig gives the log probability of the chosen token and no alternatives, and one
-    # random generator for the whole pipeline: neither top_logprobs nor a seed of one's own can be promised.
+    # As tried on openvino-genai 2026.4.1: rng_seed holds for each request, also in a batch; the log probability of the
+    # chosen token comes without alternatives; a JSON schema that its compiler refuses makes every later step raise,
+    # for all requests, so structured output is not offered.
     "openvino": Capabilities(
         logprobs=True,
-        top_logprobs=0,
         min_p=True,
         top_k=True,
-        seed=False,
+        seed=True,
         penalties=True,
         min_tokens=True,
         ignore_eos=True,
-        json_schema=False,
         token_ids=True,
         prefix_cache=True,
     ),
