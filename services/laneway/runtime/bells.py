@@ -14,24 +14,38 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from laneway.core import subjects
+from laneway.core.lanes import LANES, Lane
 from laneway.core.subjects import ParkSubject
 from laneway.runtime.bus import Bus
 
 
 class Bell:
-    """Rings for each ready message of a pool, in any lane, and after a reconnect. The listener clears `ring`."""
+    """Rings for each ready message of a pool, in any lane, and after a reconnect. The listener clears `ring`.
 
-    def __init__(self, bus: Bus, region: str, pool: str) -> None:
+    `on_ring`, where given, is told the lane, and every lane after a reconnect; it must be short.
+    """
+
+    def __init__(self, bus: Bus, region: str, pool: str, on_ring: Callable[[Lane], None] = lambda lane: None) -> None:
         self.ring = asyncio.Event()
+        self._on_ring = on_ring
         self._bus = bus
         self._subject = subjects.bell(f"lane.{region}.*.{pool}.>")
         self._subscription: Subscription | None = None
         self._unregister: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> Bell:
-        self._unregister = self._bus.on_reconnect(self.ring.set)
-        self._subscription = await self._bus.listen(self._subject, lambda _: self.ring.set())
+        self._unregister = self._bus.on_reconnect(self._reconnected)
+        self._subscription = await self._bus.listen(self._subject, self._rang)
         return self
+
+    def _rang(self, msg: Msg) -> None:
+        self.ring.set()
+        self._on_ring(Lane(msg.subject.split(".", 4)[3]))
+
+    def _reconnected(self) -> None:
+        self.ring.set()
+        for lane in LANES:
+            self._on_ring(lane)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
