@@ -51,7 +51,7 @@ def _leaves(table: dict[str, object], prefix: str = "") -> Iterator[tuple[str, o
         key = f"{prefix}{name}"
         if isinstance(value, dict):
             yield from _leaves(value, f"{key}.")
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
             for number, item in enumerate(value):
                 yield from _leaves(item, f"{key}[{number}].")
         else:

@@ -31,7 +31,7 @@ def _value(value: object) -> str:
         case float():
             return _float(value)
         case str() | Path():
-            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+            return _text(str(value))
         case Mapping():
             inner = ", ".join(f"{_key(str(k))} = {_value(v)}" for k, v in value.items() if v is not None)
             return f"{{ {inner} }}" if inner else "{}"
@@ -46,4 +46,8 @@ def _float(value: float) -> str:
 
 
 def _key(key: str) -> str:
-    return json.dumps(key, ensure_ascii=False)
+    return _text(key)
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,205 @@
+"""The command by itself: usage, settings, words, and the files it writes."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from laneway.cli import console
+from laneway.cli.endpoint import Endpoint, address_of, endpoint_file, read_endpoint, remove_endpoint, write_endpoint
+from laneway.cli.main import app
+from laneway.cli.toml_text import merged, toml_text
+from laneway.cli.up import _tables
+from laneway.core.errors import DeadlineExceeded, InvalidRequest, LaneSaturated
+from laneway.core.lanes import Phase
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings and no running stack of the person who runs the tests."""
+    for name in [name for name in os.environ if name.startswith("LANEWAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LANEWAY_ENDPOINT_FILE", str(tmp_path / "endpoint.json"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_version():
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.startswith("laneway 0.")
+
+
+def test_every_command_has_help():
+    names = "demo up doctor config generate submit watch cancel quote jobs explain lanes workers drain undrain pause"
+    for name in [*names.split(), "resume", "models", "regions", "admission", "scheduler", "routing", "worker"]:
+        result = runner.invoke(app, [name, "--help"])
+        assert result.exit_code == 0, name
+        assert len(result.output.splitlines()) > 4, name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate"],
+        ["generate", "Hi", "--lane", "fast"],
+        ["generate", "Hi", "--max-tokens", "0"],
+        ["submit", "Hi", "--label", "no-equals"],
+        ["pause", "fast"],
+        ["nonsense"],
+        ["config", "show", "--set", "nonsense"],
+        ["config", "show", "--set", "nats.nonsense=1"],
+        ["config", "show", "--set", "nats.replicas=2"],
+        ["up", "--engine", "steam"],
+    ],
+)
+def test_wrong_usage_ends_with_2(words: list[str]):
+    assert runner.invoke(app, words).exit_code == 2
+
+
+def test_nothing_there_is_one_line_that_says_how_to_mend_it():
+    result = runner.invoke(app, ["lanes", "--address", "127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert "nothing answers at 127.0.0.1:1" in line
+    assert "laneway up" in line
+
+
+def test_an_address_that_is_none_is_wrong_usage():
+    result = runner.invoke(app, ["lanes", "--address", "http://127.0.0.1:1"])
+    assert result.exit_code == 2
+    assert "host:port" in result.stderr
+
+
+def test_heavy_modules_are_loaded_only_by_commands_that_need_them():
+    probe = "import sys, laneway.cli.main; print(sorted({m.partition('.')[0] for m in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
+    for heavy in ("grpc", "nats", "msgspec", "google", "uvloop", "openvino", "structlog", "tokenizers"):
+        assert f"'{heavy}'" not in loaded
+
+
+def test_config_show_gives_value_and_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "laneway.toml").write_text('[nats]\nurl = "nats://me:secret@host:4222"\n[region]\nname = "eu"\n')
+    monkeypatch.setenv("LANEWAY_REGION__NAME", "us")
+    result = runner.invoke(app, ["config", "show", "--json", "--set", "worker.slots=3"])
+    assert result.exit_code == 0
+    rows = {row["key"]: row for row in json.loads(result.stdout)}
+    assert rows["region.name"]["value"] == "us"
+    assert "LANEWAY_REGION__NAME" in rows["region.name"]["origin"]
+    assert rows["worker.slots"]["value"] == 3
+    assert "flag" in rows["worker.slots"]["origin"]
+    assert "laneway.toml" in rows["nats.url"]["origin"]
+    assert rows["admission.listen"]["origin"] == "default"
+    assert rows["models[0].name"]["value"] == "chat"
+    assert "secret" not in result.stdout
+
+
+def test_doctor_gives_findings_as_json():
+    result = runner.invoke(app, ["doctor", "--json", "--set", "nats.url=nats://127.0.0.1:1"])
+    findings = json.loads(result.stdout)
+    assert {"level", "what", "mend"} == set(findings[0])
+    assert any("Python" in finding["what"] for finding in findings)
+    assert all(finding["mend"] for finding in findings if finding["level"] == "broken")
+
+
+def test_doctor_names_a_wrong_setting():
+    result = runner.invoke(app, ["doctor", "--set", "nats.replicas=2"])
+    assert result.exit_code == 1
+    assert "nats.replicas" in result.stdout
+
+
+# --- words -----------------------------------------------------------------------------------------
+
+
+def test_an_error_is_one_line_with_what_a_caller_can_act_on():
+    line = console.describe(LaneSaturated("the lane is full.", retry_after_s=7.0, job_id="local-1"))
+    assert line == "the lane is full (LANE_SATURATED, try again in 7.0 s, job local-1)"
+    assert "field spec.model" in console.describe(InvalidRequest("no such\nmodel", field="spec.model"))
+    assert "\n" not in console.describe(InvalidRequest("no such\nmodel"))
+    assert "while in queue" in console.describe(DeadlineExceeded(phase=Phase.QUEUE))
+
+
+@pytest.mark.parametrize(
+    ("span_s", "words"),
+    [
+        (0.0, "0 ms"),
+        (0.25, "250 ms"),
+        (7, "7.0 s"),
+        (600, "10 min"),
+        (86400, "24 h"),
+        (259200, "3 days"),
+        (-7, "-7.0 s"),
+    ],
+)
+def test_spans_read_as_people_say_them(span_s: float, words: str):
+    assert console.seconds(span_s) == words
+
+
+def test_moments_are_relative():
+    assert console.moment(0.0) == ""
+    assert console.moment(110.0, 100.0) == "in 10.0 s"
+    assert console.moment(90.0, 100.0) == "10.0 s ago"
+
+
+# --- where the services are ------------------------------------------------------------------------
+
+
+def endpoint(pid: int) -> Endpoint:
+    return Endpoint(pid, "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "nats://127.0.0.1:4", "/logs")
+
+
+def test_commands_find_the_stack_that_runs_here():
+    write_endpoint(endpoint(os.getpid()), endpoint_file())
+    assert address_of("scheduler", None) == "127.0.0.1:2"
+    assert address_of("scheduler", "host:9") == "host:9"
+    remove_endpoint(endpoint_file(), os.getpid())
+    assert address_of("scheduler", None) == "127.0.0.1:7071"
+
+
+def test_a_stack_that_is_gone_is_not_found():
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    write_endpoint(endpoint(dead.pid), endpoint_file())
+    assert read_endpoint(endpoint_file()) is None
+    endpoint_file().write_text("{")
+    assert read_endpoint(endpoint_file()) is None
+
+
+# --- settings files --------------------------------------------------------------------------------
+
+words = st.text(st.characters(codec="utf-8"))
+scalars = words | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.booleans()
+tables = st.recursive(
+    st.dictionaries(words, scalars | st.lists(st.integers(0, 9)), max_size=4),
+    lambda inner: st.dictionaries(words, inner | st.lists(inner, max_size=2), max_size=3),
+    max_leaves=8,
+)
+
+
+@given(table=tables)
+def test_what_is_written_as_toml_reads_back_the_same(table: dict[str, object]):
+    assert tomllib.loads(toml_text(table)) == table
+
+
+def test_tables_merge_and_everything_else_is_replaced():
+    base = {"nats": {"url": "a", "replicas": 1}, "models": [{"name": "x"}]}
+    over = {"nats": {"replicas": 3}, "models": []}
+    assert merged(base, over) == {"nats": {"url": "a", "replicas": 3}, "models": []}
+    assert base["nats"] == {"url": "a", "replicas": 1}
+
+
+def test_settings_from_flags_become_tables():
+    assert _tables(["worker.slots=3", "region.name=eu", "nats.url=nats://a:1", "worker.engine_options.pace_s=0.5"]) == {
+        "worker": {"slots": 3, "engine_options": {"pace_s": 0.5}},
+        "region": {"name": "eu"},
+        "nats": {"url": "nats://a:1"},
+    }
