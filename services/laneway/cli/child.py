@@ -111,6 +111,7 @@ class Child:
         if self._process is None:
             return None
         self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)  # one that was stopped would not notice
         try:
             async with asyncio.timeout(grace_s):
                 await self._process.wait()
