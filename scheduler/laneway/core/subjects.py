@@ -20,6 +20,7 @@ H_RELEASED_BY = "Laneway-Released-By"
 # On every write of a record, so that sweeps can follow records by their headers alone.
 H_RECORD_STATE = "Laneway-State"  # a JobState
 H_RECORD_DEADLINE = "Laneway-Deadline"  # Unix ms
+H_RECORD_CREATED = "Laneway-Created"  # Unix ms
 
 
 def _join(*tokens: str) -> str:

@@ -125,6 +125,13 @@ def admit(ask: Ask, situation: Situation, params: AdmitParams) -> Decision:
     return min(refused, key=_retry_order)
 
 
+def full_lane_retry_s(decision: Decision, situation: Situation, params: AdmitParams) -> float:
+    """When the caller of a lane that refused the message itself should come again: once a slot is expected to free."""
+    pool = decision.candidate.pool
+    wait_s = etas.slot_wait_s(pool, situation.views[pool.name], jobs_ahead=0, service_s=decision.service_s)
+    return _retry(wait_s, situation, params)
+
+
 def _retry_order(decision: Decision) -> float:
     retry = decision.verdict.retry_after_s
     return retry if retry is not None else float("inf")

@@ -25,6 +25,10 @@ class Load:
     def __add__(self, other: Load) -> Load:
         return Load(self.jobs + other.jobs, self.prompt_tokens + other.prompt_tokens, self.device_s + other.device_s)
 
+    def __sub__(self, other: Load) -> Load:
+        left_s = max(0.0, self.device_s - other.device_s)  # rounding must not leave negative work
+        return Load(self.jobs - other.jobs, self.prompt_tokens - other.prompt_tokens, left_s)
+
 
 @dataclass(frozen=True, slots=True)
 class PoolView:

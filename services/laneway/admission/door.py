@@ -31,7 +31,7 @@ from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.logging import get_logger
 from laneway.runtime.records import RecordStore
 from laneway.runtime.wire.records import UnreadableMessage
-from laneway.runtime.wire.requests import result_chunk
+from laneway.runtime.wire.responses import result_chunk
 from laneway.v1 import admission_pb2
 
 SILENCE_S_MAX = 30.0  # a waiting job's record is read ever less often, down to this
@@ -136,6 +136,9 @@ class Door:
     def streams(self) -> list[Stream]:
         return [stream for streams in self._streams.values() for stream in streams]
 
+    def streams_of(self, job_id: str) -> int:
+        return len(self._streams.get(job_id, ()))
+
     def open(self, record: JobRecord, *, from_index: int = 0) -> Stream:
         """A stream of a job. The caller reads it and closes it."""
         stream = Stream(record, self._limits.stream, from_index=from_index, now_s=self._clock.monotonic())
@@ -148,7 +151,7 @@ class Door:
         if len(siblings) > 1:
             stream.seed(siblings[0])
         delay_s = max(0.0, record.contract.deadline_s - self._clock.now())
-        self._deadlines[stream] = asyncio.get_running_loop().call_later(delay_s, self._check, stream)
+        self._deadlines[stream] = asyncio.get_running_loop().call_later(delay_s, self.check, stream)
         if stream.worker_id:
             self._attach_soon(stream, replay=True)
         return stream
@@ -168,7 +171,7 @@ class Door:
         if handle is not None:
             handle.cancel()
 
-    def _check(self, stream: Stream) -> None:
+    def check(self, stream: Stream) -> None:
         """Has the record read, now."""
         if not stream.ended and stream in self._streams.get(stream.record.job_id, ()):
             self._due.add(stream)
@@ -184,7 +187,7 @@ class Door:
 
     def _reconnected(self) -> None:
         for stream in self.streams():
-            self._check(stream)
+            self.check(stream)
 
     # --- what arrives --------------------------------------------------------------------------------
 
@@ -234,7 +237,7 @@ class Door:
                 if event.record is not None and event.record.state.terminal:
                     self._end(stream, event.record)
                 else:
-                    self._check(stream)
+                    self.check(stream)
             elif event.state is JobState.RUNNING:
                 self._adopt(stream, event.attempt, event.worker_id)
             elif event.attempt >= stream.attempt:
@@ -306,7 +309,7 @@ class Door:
             elif self._leases.alive(stream.worker_id) is False:
                 patience_s = self._limits.beat_s
             if now_s - max(stream.heard_at_s, stream.checked_at_s) >= patience_s:
-                self._check(stream)
+                self.check(stream)
 
     async def _check_due(self) -> None:
         due, self._due = self._due, set()
@@ -339,7 +342,7 @@ class Door:
         if over_s >= (WORKER_GRACE_S if record.state is JobState.RUNNING else 0.0):
             return self._end(stream, await self._ender.expire(record, self._phase(stream, record), stored=stored))
         if over_s >= 0.0:
-            asyncio.get_running_loop().call_later(WORKER_GRACE_S, self._check, stream)
+            asyncio.get_running_loop().call_later(WORKER_GRACE_S, self.check, stream)
         if record.state is JobState.RUNNING:
             if record.attempt > stream.attempt or record.owner != stream.worker_id:
                 self._adopt(stream, record.attempt, record.owner)
@@ -362,7 +365,7 @@ class Door:
             message = "the deadline passed, and the job's record cannot be read"
             stream.fail(DeadlineExceeded(message, phase=phase, job_id=stream.record.job_id))
         else:
-            asyncio.get_running_loop().call_later(self._limits.beat_s / 2, self._check, stream)
+            asyncio.get_running_loop().call_later(self._limits.beat_s / 2, self.check, stream)
 
 
 def rest_of(record: JobRecord, from_index: int) -> bytes:

@@ -51,10 +51,6 @@ class Ender:
         error = JobError(Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", _EXPIRED[phase], phase)
         return await self._end(record, lambda found: jobs.expire(found, error, self._clock.now()), stored)
 
-    async def refuse(self, record: JobRecord, error: JobError, stored: StoredRecord) -> JobRecord:
-        """Ends a job that never reached its lane."""
-        return await self._end(record, lambda found: jobs.refuse(found, error, self._clock.now()), stored)
-
     async def _end(
         self, record: JobRecord, end: Callable[[JobRecord], JobRecord], stored: StoredRecord | None
     ) -> JobRecord:

@@ -15,6 +15,7 @@ where a dead one stopped. Knows nothing of NATS or gRPC: the door offers what ar
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -107,14 +108,14 @@ class Stream:
             self.adopt(attempt, worker_id)
         self.worker_id = worker_id
         if first_index > self.next_index:
-            return Offer.GAP
+            return Offer.BEHIND if self._behind else Offer.GAP
         if first_index < self.next_index:
             return self._repetition(first_index, count, piece)
         if not count:
             if self._text_only_at == first_index:
                 return Offer.DROPPED
             self._text_only_at = first_index
-        if self._from_record or self._behind or self._unread_bytes + len(piece) > self._limits.unread_bytes:
+        if self._behind or self._unread_bytes + len(piece) > self._limits.unread_bytes:
             self._behind = True
             return Offer.BEHIND
         self._take(count, piece)
@@ -134,7 +135,7 @@ class Stream:
             return Offer.BROKEN
         if first_index + count > self.next_index:
             # Its new part cannot be cut off: only the record says which text came with which token.
-            self._from_record = True
+            self._from_record = self._behind = True
             return Offer.BEHIND
         return Offer.DROPPED
 
@@ -224,12 +225,22 @@ class Stream:
                 if self._error is not None:
                     raise self._error
                 return []
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._next_flush()
         return self.take()
+
+    async def linger(self, for_s: float) -> None:
+        """Lets more come, for a while: less when the job ends."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(for_s):
+                while not self.ended:
+                    await self._next_flush()
+
+    async def _next_flush(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def take(self) -> list[bytes]:
         """What waits now, without waiting."""

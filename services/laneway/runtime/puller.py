@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from functools import cached_property
 from types import TracebackType
+from typing import Self
 
 import msgspec
 import nats.errors
@@ -80,15 +81,13 @@ class Delivery:
         await self._bus.emit(self._reply, payload)
 
 
-class LanePuller:
-    """Pulls from the durable consumer of one (lane, pool, home). Start, pull from one task at a time, close."""
+class Puller:
+    """Pulls from one durable consumer. Start, pull from one task at a time, close."""
 
-    def __init__(self, bus: Bus, region: str, lane: Lane, pool: str, home: str = subjects.HOME_ANY) -> None:
-        self.lane = lane
-        self.pool = pool
+    def __init__(self, bus: Bus, stream: str, consumer: str) -> None:
         self.trouble = ""  # why the last pull ended early; empty when it did not
         self._bus = bus
-        stream, consumer = subjects.lane_stream(region, lane), subjects.consumer(lane, pool, home)
+        self._name = consumer
         self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._inbox = ""
         self._subscription: Subscription | None = None
@@ -166,7 +165,7 @@ class LanePuller:
         The server drops pulls whose inbox has no subscriber. What is already on its way is still received: the old
         subscription is drained, not cut.
         """
-        _log.warning("pull_abandoned", lane=self.lane.value, pool=self.pool)
+        _log.warning("pull_abandoned", consumer=self._name)
         old = self._subscription
         await self._listen()
         if old is not None and self._bus.connected:
@@ -194,7 +193,7 @@ class LanePuller:
             with contextlib.suppress(nats.errors.Error):
                 await delivery.nak()
 
-    async def __aenter__(self) -> LanePuller:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -202,6 +201,15 @@ class LanePuller:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class LanePuller(Puller):
+    """Pulls from the durable consumer of one (lane, pool, home)."""
+
+    def __init__(self, bus: Bus, region: str, lane: Lane, pool: str, home: str = subjects.HOME_ANY) -> None:
+        super().__init__(bus, subjects.lane_stream(region, lane), subjects.consumer(lane, pool, home))
+        self.lane = lane
+        self.pool = pool
 
 
 def _trouble(status: str, msg: Msg) -> str:

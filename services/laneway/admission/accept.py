@@ -1,0 +1,171 @@
+"""From a verdict to an accepted job: the record is created, then the job is published into its lane.
+
+Each step may fail in three ways: refused (nothing stored, or a record that says so), perhaps done (tried again with the
+same identity until `publish_by`, which is what makes it safe), or too late. What is neither sure nor repeatable any
+more is answered as OUTCOME_UNKNOWN with the job id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from laneway.core.clock import Clock
+from laneway.core.errors import LaneSaturated, LanewayError, OutcomeUnknown, StorageFull, Unavailable
+from laneway.core.job import GenerateTask, IllegalTransition, JobRecord, LaneJob, refuse
+from laneway.core.lanes import JobState
+from laneway.policy.admit import Decision, Placement
+from laneway.policy.grouping import group_of
+from laneway.runtime.bus import (
+    BusError,
+    NoStream,
+    NotConnected,
+    OutOfStorage,
+    PublishUnknown,
+    StreamFull,
+    WrongSequence,
+)
+from laneway.runtime.bus_errors import PayloadTooLarge
+from laneway.runtime.grpc_errors import job_error_of
+from laneway.runtime.lanes import LaneStore
+from laneway.runtime.logging import get_logger
+from laneway.runtime.records import RecordExists, RecordStore, StoredRecord
+
+RETRY_EVERY_S = 0.1
+UNREACHABLE_RETRY_S = 1.0  # what a caller is told when NATS or a stream's leader is away
+
+log = get_logger("laneway.admission.accept")
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """`existing`: an earlier request with the same key made this job; it was left as it is."""
+
+    record: JobRecord
+    sequence: int
+    existing: bool = False
+
+
+class Acceptor:
+    def __init__(self, records: RecordStore, lanes: LaneStore, clock: Clock) -> None:
+        self._records = records
+        self._lanes = lanes
+        self._clock = clock
+
+    async def accept(
+        self, record: JobRecord, task: GenerateTask, decision: Decision, full_retry_s: float
+    ) -> Acceptance:
+        """Stores the job. `full_retry_s` is what the caller of a full lane is told to wait."""
+        stored = await self._create(record)
+        if stored.record is not record:
+            return Acceptance(stored.record, stored.sequence, existing=True)
+        try:
+            await self._publish(LaneJob(record, task), stored.sequence, decision, full_retry_s)
+        except (LaneSaturated, PayloadTooLarge, NotPublished) as refusal:
+            await self._refuse(stored, refusal)
+            raise
+        if self._clock.now() > record.publish_by_s:
+            stored = await self._settled(stored)
+        return Acceptance(stored.record, stored.sequence)
+
+    # --- the record ----------------------------------------------------------------------------------
+
+    async def _create(self, record: JobRecord) -> StoredRecord:
+        """Our record as stored, or the one that the same key made before."""
+        while True:
+            try:
+                return StoredRecord(record, await self._records.create(record))
+            except RecordExists as exists:
+                found = exists.stored
+                if _same_write(found.record, record):
+                    return StoredRecord(record, found.sequence)  # an earlier try of ours arrived after all
+                if found.record.state is JobState.REFUSED and record.idempotency_key:
+                    # It was never accepted: the key is free for another try.
+                    return StoredRecord(record, await self._records.update(record, found.sequence))
+                return found
+            except WrongSequence:
+                await asyncio.sleep(RETRY_EVERY_S)  # somebody else with the same key; the next try finds its record
+            except PublishUnknown as unknown:
+                if self._clock.now() + RETRY_EVERY_S >= record.publish_by_s:
+                    raise OutcomeUnknown(job_id=record.job_id, retry_after_s=UNREACHABLE_RETRY_S) from unknown
+                await asyncio.sleep(RETRY_EVERY_S)
+            except (NoStream, NotConnected) as away:
+                raise Unavailable(
+                    f"the job could not be stored: {away.message}",
+                    reason=away.reason,
+                    retry_after_s=UNREACHABLE_RETRY_S,
+                ) from away
+
+    # --- the lane ------------------------------------------------------------------------------------
+
+    async def _publish(self, job: LaneJob, sequence: int, decision: Decision, full_retry_s: float) -> None:
+        """Raises LaneSaturated, StorageFull, PayloadTooLarge or NotPublished when it is certainly not in its lane."""
+        record = job.record
+        unknown = False
+        trouble: BusError
+        while True:
+            try:
+                if decision.placement is Placement.PARKED:
+                    group = group_of(record.pool, record.tenant, job.task)
+                    await self._lanes.park(job, sequence, fire_at_s=decision.fire_at_s, group=group)
+                else:
+                    await self._lanes.put_ready(job, sequence)
+                return
+            except StreamFull as full:
+                # Also after an unknown try: had that been stored, even a full lane would answer "duplicate".
+                raise LaneSaturated("the lane is full", job_id=record.job_id, retry_after_s=full_retry_s) from full
+            except OutOfStorage as full:
+                raise StorageFull(full.message, job_id=record.job_id, retry_after_s=UNREACHABLE_RETRY_S) from full
+            except PublishUnknown as error:
+                unknown, trouble = True, error
+            except (NoStream, NotConnected) as error:
+                trouble = error
+            if self._clock.now() + RETRY_EVERY_S >= record.publish_by_s:
+                raise _not_in_time(record, trouble, unknown=unknown)
+            await asyncio.sleep(RETRY_EVERY_S)
+
+    async def _refuse(self, stored: StoredRecord, refusal: LanewayError) -> None:
+        record, error = stored.record, job_error_of(refusal)
+        try:
+            await self._records.change(
+                record.region,
+                record.tenant,
+                record.job_id,
+                lambda found: refuse(found, error, self._clock.now()),
+                stored=stored,
+            )
+        except IllegalTransition:
+            return
+        except LanewayError as trouble:  # the scheduler ends it after publish_by
+            log.warning("refusal_not_recorded", job_id=record.job_id, error=trouble.message)
+
+    async def _settled(self, stored: StoredRecord) -> StoredRecord:
+        """The acknowledgement came after publish_by, when others may have taken the job for never accepted."""
+        record = stored.record
+        found = await self._records.get(record.region, record.tenant, record.job_id, leader=True)
+        return found or stored
+
+
+def _same_write(found: JobRecord, ours: JobRecord) -> bool:
+    """Whether a stored record is what this very request tried to store before."""
+    return (found.door, found.timings.created_s, found.body_digest, found.attempt) == (
+        ours.door,
+        ours.timings.created_s,
+        ours.body_digest,
+        0,
+    )
+
+
+class NotPublished(Unavailable):
+    """The job's lane could not be reached in time; the job was not accepted."""
+
+
+def _not_in_time(record: JobRecord, trouble: BusError, *, unknown: bool) -> LanewayError:
+    if unknown:
+        return OutcomeUnknown(job_id=record.job_id, retry_after_s=UNREACHABLE_RETRY_S)
+    return NotPublished(
+        f"the job could not be queued: {trouble.message}",
+        reason=trouble.reason,
+        job_id=record.job_id,
+        retry_after_s=UNREACHABLE_RETRY_S,
+    )

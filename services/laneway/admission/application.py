@@ -1,0 +1,278 @@
+"""Admission itself, whatever protocol a request came by: core values and a caller in, answers and verdicts out.
+
+Fronts (gRPC here, ingest, gateways) translate and decide nothing. Order of an accepted job, which nothing here may
+change: stream opened, record created, job published, caller told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from laneway.admission.accept import Acceptance, Acceptor
+from laneway.admission.answers import Answer
+from laneway.admission.chores import Chores
+from laneway.admission.door import Door, beyond_end
+from laneway.admission.ending import Ender
+from laneway.admission.judging import Judge, Judged
+from laneway.admission.preparing import Preparer
+from laneway.admission.results import JobBook
+from laneway.admission.streams import Stream
+from laneway.core import ids
+from laneway.core.clock import Clock
+from laneway.core.errors import AlreadyExists, LanewayError
+from laneway.core.job import Contract, JobRecord, Timings, Verdict
+from laneway.core.lanes import JobState, Lane, OnDisconnect, Phase
+from laneway.policy.contract import bounded_by_call
+from laneway.policy.lengths import LengthBook
+from laneway.runtime import metrics
+from laneway.runtime.auth import Caller, require_lane
+from laneway.runtime.logging import get_logger
+from laneway.runtime.wire.requests import ParsedSpec
+
+PRIORITY_PUBLISH_S_MAX = 5.0  # a caller who wants an answer now is not kept longer on a queue that does not answer
+
+log = get_logger("laneway.admission")
+
+_requests = metrics.counter("laneway_requests_total", "Requests by lane and what became of them.", ("lane", "outcome"))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a front hands over, besides the caller."""
+
+    spec: ParsedSpec
+    digest: bytes  # SHA-256 of the request as it was sent: the same key with another digest is a conflict
+    key: str = ""  # idempotency key; empty: none
+    time_remaining_s: float | None = None  # of an attached call
+    origin: str = "GRPC"
+    job_id: str = ""  # decided by the front; empty: made here
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    verdict: Verdict
+    prompt_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionParams:
+    publish_s_max: float
+    hold_s: Mapping[Lane, float]  # how long pieces of a lane may be held to be joined
+
+
+class Admission:
+    def __init__(
+        self,
+        region: str,
+        door: Door,
+        preparer: Preparer,
+        judge: Judge,
+        acceptor: Acceptor,
+        ender: Ender,
+        book: JobBook,
+        lengths: LengthBook,
+        chores: Chores,
+        clock: Clock,
+        random_bytes: Callable[[int], bytes],
+        params: AdmissionParams,
+    ) -> None:
+        self.book = book
+        self._region = region
+        self._door = door
+        self._preparer = preparer
+        self._judge = judge
+        self._acceptor = acceptor
+        self._ender = ender
+        self._lengths = lengths
+        self._chores = chores
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._params = params
+
+    # --- attached ------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def generate(self, caller: Caller, request: Request) -> AsyncIterator[Answer]:
+        """Accepts a job and holds its stream. Leaving the block before the job ended is the caller's leaving."""
+        received_s = self._clock.monotonic()
+        contract = bounded_by_call(request.spec.contract, self._clock.now(), request.time_remaining_s)
+        with _counted(contract.lane):
+            decided = await self._decide(caller, request, contract, attached=True)
+            stream = self._door.open(decided.record)
+            accepting = self._chores.start(self._accept(decided), f"accept {decided.record.job_id}")
+            ours = True
+            try:
+                accepted = await asyncio.shield(accepting)
+                if accepted.existing:
+                    ours = False
+                    _check_body(accepted.record, request)
+                    ours = True
+                if accepted.existing or accepted.record.state.terminal:
+                    self._door.close_stream(stream)
+                    stream = self._follow(accepted.record)
+                yield Answer(stream, self._clock, self._params.hold_s[contract.lane], received_s)
+                self._learn(stream.record)
+            finally:
+                self._door.close_stream(stream)
+                if ours and not stream.record.state.terminal and not _failed(accepting):
+                    self._chores.start(self._caller_left(accepting, stream), f"left {decided.record.job_id}")
+
+    def _follow(self, record: JobRecord, from_index: int = 0) -> Stream:
+        """A stream of a job that others may be working on: what happened since its record was read is looked up."""
+        stream = self._door.open(record, from_index=from_index)
+        self._door.check(stream)
+        return stream
+
+    async def _caller_left(self, accepting: asyncio.Task[Acceptance], stream: Stream) -> None:
+        """Applies the contract of a job whose caller is gone, once it is known whether it was accepted at all."""
+        try:
+            record = (await accepting).record
+        except LanewayError:
+            return
+        if record.contract.on_disconnect is OnDisconnect.KEEP or self._door.streams_of(record.job_id):
+            return
+        try:
+            if self._clock.now() >= record.contract.deadline_s:
+                begun = stream.next_index > stream.from_index
+                phase = Phase.DECODE if begun else Phase.PREFILL if stream.worker_id else Phase.QUEUE
+                await self._ender.expire(record, phase)
+            else:
+                await self._ender.cancel(record, message="the caller went away")
+        except LanewayError as error:  # its worker stops when this door's beats no longer name the job
+            log.warning("job_not_cancelled", job_id=record.job_id, error=error.message)
+
+    def _learn(self, record: JobRecord) -> None:
+        if record.state is JobState.SUCCEEDED and record.result is not None:
+            model = record.model.partition("/")[0]
+            self._lengths.observe(record.tenant, model, len(record.result.token_ids))
+
+    # --- detached ------------------------------------------------------------------------------------
+
+    async def submit(self, caller: Caller, request: Request) -> JobRecord:
+        """Accepts a job whose result is collected later; the record of the one that the same key made before.
+
+        A caller who stops waiting does not stop the accepting.
+        """
+        contract = request.spec.contract
+        with _counted(contract.lane):
+            decided = await self._decide(caller, request, contract, attached=False)
+            accepting = self._chores.start(self._accept(decided), f"accept {decided.record.job_id}")
+            accepted = await asyncio.shield(accepting)
+            if accepted.existing:
+                _check_body(accepted.record, request)
+            return accepted.record
+
+    async def quote(self, caller: Caller, spec: ParsedSpec) -> Quote:
+        """What would happen to a request, without running it. A refusal is an answer here."""
+        require_lane(caller, spec.contract.lane)
+        options = await self._preparer.options(spec, caller.tenant)
+        judged = self._judge.judge(options, spec.contract, binding=False)
+        task = judged.option.task
+        return Quote(judged.decision.verdict, len(task.prompt_ids), task.sampling.max_tokens)
+
+    # --- watching ------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def watch(self, caller: Caller, job_id: str, from_index: int) -> AsyncIterator[Answer]:
+        """Follows a job in any state from a token on. Leaving never touches the job."""
+        record = (await self.book.find(caller, job_id)).record
+        if from_index > record.max_tokens:
+            raise beyond_end(from_index, record.max_tokens)
+        stream = self._follow(record, from_index)
+        try:
+            yield Answer(stream, self._clock, self._params.hold_s[record.contract.lane], None)
+        finally:
+            self._door.close_stream(stream)
+
+    # --- accepting -----------------------------------------------------------------------------------
+
+    async def _decide(self, caller: Caller, request: Request, contract: Contract, *, attached: bool) -> _Decided:
+        """A record to be stored and what it runs, or the record that the same key made before. Raises refusals."""
+        require_lane(caller, contract.lane)
+        options = await self._preparer.options(request.spec, caller.tenant)
+        judged = self._judge.judge(options, contract)
+        job_id = request.job_id or self._job_id(caller, request)
+        if judged.decision.refusal is None:
+            return _Decided(self._record(caller, request, judged, job_id, attached=attached), judged)
+        if request.key:
+            # What was accepted stays accepted, however full the lanes are by now.
+            earlier = await self.book.earlier(caller.tenant, job_id)
+            if earlier is not None:
+                return _Decided(earlier, None)
+        raise judged.decision.error()
+
+    async def _accept(self, decided: _Decided) -> Acceptance:
+        judged = decided.judged
+        if judged is None:
+            return Acceptance(decided.record, 0, existing=True)
+        return await self._acceptor.accept(decided.record, judged.option.task, judged.decision, judged.full_retry_s)
+
+    def _job_id(self, caller: Caller, request: Request) -> str:
+        if request.key:
+            return ids.keyed_job_id(self._region, caller.tenant, request.key)
+        return ids.new_job_id(self._region, self._clock.now(), self._random_bytes(10))
+
+    def _record(self, caller: Caller, request: Request, judged: Judged, job_id: str, *, attached: bool) -> JobRecord:
+        decision, pool, task = judged.decision, judged.option.candidate.pool, judged.option.task
+        now_s, contract = self._clock.now(), decision.contract
+        publish_s = self._params.publish_s_max
+        if contract.lane is Lane.PRIORITY:
+            publish_s = min(publish_s, PRIORITY_PUBLISH_S_MAX)
+        return JobRecord(
+            job_id=job_id,
+            tenant=caller.tenant,
+            region=self._region,
+            model=request.spec.model,
+            tier=pool.tier,
+            pool=pool.name,
+            contract=contract,
+            verdict=decision.verdict,
+            prompt_tokens=len(task.prompt_ids),
+            max_tokens=task.sampling.max_tokens,
+            door=self._door.id,
+            attached=attached,
+            publish_by_s=min(now_s + publish_s, contract.deadline_s),
+            body_digest=request.digest,
+            latest_start_s=decision.latest_start_s,
+            device_ms=math.ceil(decision.device_s * 1000),
+            timings=Timings(created_s=now_s),
+            idempotency_key=request.key,
+            origin=request.origin,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    record: JobRecord
+    judged: Judged | None  # None: the record was there before
+
+
+def _check_body(existing: JobRecord, request: Request) -> None:
+    if existing.body_digest != request.digest:
+        raise AlreadyExists(
+            "the idempotency key was used with another request", field="idempotency_key", job_id=existing.job_id
+        )
+
+
+def _failed(task: asyncio.Task[Acceptance]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+@contextmanager
+def _counted(lane: Lane) -> Iterator[None]:
+    outcome = "ok"
+    try:
+        yield
+    except LanewayError as error:
+        outcome = error.row.label
+        raise
+    except BaseException as error:
+        outcome = "cancelled" if isinstance(error, asyncio.CancelledError | GeneratorExit) else "internal"
+        raise
+    finally:
+        _requests.labels(lane=lane.value, outcome=outcome).inc()

@@ -1,0 +1,78 @@
+"""What admission knows at this moment, put before the pure policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from laneway.admission.ledger import Ledger
+from laneway.admission.preparing import Option
+from laneway.admission.storage import StorageWatch
+from laneway.core.clock import Clock
+from laneway.core.errors import LaneSaturated
+from laneway.core.job import Contract
+from laneway.core.lanes import Lane
+from laneway.policy.admit import AdmitParams, Ask, Decision, Placement, Situation, admit, full_lane_retry_s
+from laneway.policy.eta import Load, pool_view
+from laneway.runtime.leases import LeaseWatcher
+from laneway.runtime.plans import PlanView
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    decision: Decision
+    option: Option  # the chosen pool's
+    full_retry_s: float  # what a caller is told if the lane itself refuses
+
+
+class Judge:
+    def __init__(
+        self,
+        region: str,
+        plans: PlanView,
+        leases: LeaseWatcher,
+        ledger: Ledger,
+        storage: StorageWatch,
+        params: AdmitParams,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._region = region
+        self._plans = plans
+        self._leases = leases
+        self._ledger = ledger
+        self._storage = storage
+        self._params = params
+        self._clock = clock
+        self._random = random
+        self._refusing: set[str] = set()
+
+    def judge(self, options: Sequence[Option], contract: Contract, *, binding: bool = True) -> Judged:
+        """The verdict; a `binding` one counts in the ledger when it accepts."""
+        now_s = self._clock.now()
+        plan = self._plans.plan
+        leases = () if self._plans.fresh(now_s) else self._leases.live()
+        pools = [option.candidate.pool.name for option in options]
+        views = {pool: pool_view(pool, plan, leases, self._ledger.since(pool), now_s) for pool in pools}
+        situation = Situation(views, now_s, self._random.random(), self._storage.used(), frozenset(self._refusing))
+        decision = admit(Ask(contract, [o.candidate for o in options], self._region), situation, self._params)
+        option = next(o for o in options if o.candidate is decision.candidate)
+        if binding:
+            self._remember(decision, pools)
+        return Judged(decision, option, full_lane_retry_s(decision, situation, self._params))
+
+    def _remember(self, decision: Decision, pools: list[str]) -> None:
+        candidate = decision.candidate
+        if decision.refusal is LaneSaturated and decision.contract.lane is Lane.PRIORITY:
+            self._refusing.update(pools)
+        elif decision.refusal is None:
+            ready = decision.placement is Placement.READY
+            if decision.contract.lane is Lane.PRIORITY:
+                self._refusing.discard(candidate.pool.name)
+            load = Load(
+                jobs=1 if ready else 0,
+                prompt_tokens=candidate.prompt_tokens if ready else 0,
+                device_s=decision.device_s if decision.contract.lane.may_park else 0.0,
+            )
+            self._ledger.add(candidate.pool.name, load)

@@ -1,0 +1,93 @@
+"""A parsed request in the tokens of each pool that may serve it: exact counts, room for the answer, predicted lengths.
+
+Short prompts are tokenised at once; longer ones in a thread, since a tokenizer may take milliseconds and the event loop
+serves every stream of the door. Tokenizers never truncate, so what is counted here is what the engine will see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from laneway.core.catalogue import Pool
+from laneway.core.errors import InvalidRequest
+from laneway.core.job import GenerateTask
+from laneway.core.lanes import Lane
+from laneway.core.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from laneway.policy.admit import Candidate
+from laneway.policy.contract import output_room
+from laneway.policy.lengths import LengthBook
+from laneway.runtime.tokenizer import Tokenizer
+from laneway.runtime.wire.requests import ParsedSpec
+
+INLINE_CHARACTERS_MAX = 2048
+# Quantiles of the output length that a lane's estimates use (docs/policy.md): the middle where a wrong guess costs a
+# moment of waiting, more where a deadline hangs on it.
+ETA_QUANTILE = {Lane.PRIORITY: 0.5, Lane.DEFERRABLE: 0.8, Lane.BATCH: 0.5}
+LONG_QUANTILE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One pool that could serve the request, and the task it would run."""
+
+    candidate: Candidate
+    task: GenerateTask
+
+
+class Preparer:
+    def __init__(self, tokenizers: Mapping[str, Tokenizer], lengths: LengthBook, threads: ThreadPoolExecutor) -> None:
+        self._tokenizers = tokenizers
+        self._lengths = lengths
+        self._threads = threads
+
+    async def options(self, parsed: ParsedSpec, tenant: str) -> list[Option]:
+        """At least one, cheapest first. InvalidRequest where no pool's context holds prompt and answer."""
+        ids_of: dict[str, tuple[int, ...]] = {}
+        options: list[Option] = []
+        objection: InvalidRequest | None = None
+        for pool in parsed.pools:
+            ids = ids_of.get(pool.tokenizer)
+            if ids is None:
+                ids = ids_of[pool.tokenizer] = await self._tokenise(parsed.prompt, self._tokenizers[pool.tokenizer])
+            try:
+                options.append(self._option(pool, ids, parsed, tenant))
+            except InvalidRequest as error:
+                objection = objection or error
+        if objection is not None and not options:
+            raise objection
+        return options
+
+    def _option(self, pool: Pool, ids: tuple[int, ...], parsed: ParsedSpec, tenant: str) -> Option:
+        max_tokens = output_room(pool, len(ids), parsed.max_tokens)
+        task = parsed.task_of(pool, ids, max_tokens)
+        sampling, lane = task.sampling, parsed.contract.lane
+        least = max_tokens if sampling.ignore_eos else sampling.min_tokens or 0
+        expected, long = (
+            sampling.n * self._lengths.predict(tenant, pool.model, q, max_tokens, min_tokens=least)
+            for q in (ETA_QUANTILE[lane], LONG_QUANTILE)
+        )
+        return Option(Candidate(pool, len(ids), sampling.n * max_tokens, expected, long), task)
+
+    async def _tokenise(self, prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
+        if isinstance(prompt, TokenPrompt):
+            return prompt.ids
+        if _length(prompt) <= INLINE_CHARACTERS_MAX:
+            return _encode(prompt, tokenizer)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _encode, prompt, tokenizer)
+
+
+def _length(prompt: TextPrompt | ChatPrompt) -> int:
+    return len(prompt.text) if isinstance(prompt, TextPrompt) else sum(len(turn.content) for turn in prompt.turns)
+
+
+def _encode(prompt: TextPrompt | ChatPrompt, tokenizer: Tokenizer) -> tuple[int, ...]:
+    if isinstance(prompt, TextPrompt):
+        ids = tokenizer.encode(prompt.text)
+    else:
+        ids = tokenizer.encode_chat(prompt.turns, continue_final=prompt.continue_final)
+    if not ids:
+        raise InvalidRequest("the prompt has no tokens", field="spec.generate.prompt", reason="EMPTY_PROMPT")
+    return tuple(ids)
