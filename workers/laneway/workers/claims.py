@@ -15,7 +15,7 @@ import structlog
 from laneway.core import job as jobs
 from laneway.core.clock import Clock
 from laneway.core.errors import Code
-from laneway.core.job import JobError, JobRecord
+from laneway.core.job import Attempt, JobError, JobRecord
 from laneway.core.lanes import JobState, Phase
 from laneway.runtime.bus import PublishUnknown, WrongSequence
 from laneway.runtime.records import RecordStore, StoredRecord
@@ -25,6 +25,7 @@ STRIKES_ALONE = 2  # failed starts after which it runs alone, so that it cannot 
 UNWATCHED_DELAY_S = 1.0  # until we have watched leases for long enough to say who is dead
 NOT_BEFORE_DELAY_S_MAX = 3600.0
 CLAIM_TRIES_MAX = 8
+CLAIM_TIME_TOLERANCE_S = 1e-5  # stored times are rounded
 
 _log = structlog.get_logger(__name__)
 
@@ -103,7 +104,7 @@ def judge(
     stored: StoredRecord | None,
     *,
     me: str,
-    wrote_attempt: int,
+    wrote: Attempt | None,
     owner_alive: bool | None,
     redelivered: bool,
     now_s: float,
@@ -111,7 +112,7 @@ def judge(
 ) -> Write | End | Stands | Answer:
     """What to do with a delivery whose record the leader gave as `stored`.
 
-    `wrote_attempt`: the attempt we tried to write, 0 if none. The job does not run in this process otherwise.
+    `wrote`: the claim that we tried to write for this delivery. The job does not run in this process otherwise.
     `owner_alive`: what the leases say of the record's owner; None: not watched for long enough.
     """
     if stored is None:
@@ -122,7 +123,7 @@ def judge(
     takeover = False
     if record.state is JobState.RUNNING:
         if record.owner == me:
-            if record.attempt == wrote_attempt:
+            if wrote is not None and _same_claim(record, wrote):
                 return Stands(stored)
         elif owner_alive is None:
             return Nak(UNWATCHED_DELAY_S, "owner_not_watched")
@@ -137,6 +138,12 @@ def judge(
     if record.contract.not_before_s > now_s:
         return Nak(min(NOT_BEFORE_DELAY_S_MAX, record.contract.not_before_s - now_s), "not_before")
     return write
+
+
+def _same_claim(record: JobRecord, wrote: Attempt) -> bool:
+    """Whether the record's claim is the one we wrote, and not an earlier one of ours that nobody runs any more."""
+    last = record.lineage[-1]
+    return last.attempt == wrote.attempt and abs(last.claimed_s - wrote.claimed_s) < CLAIM_TIME_TOLERANCE_S
 
 
 def queue_deadline_error() -> JobError:
@@ -195,10 +202,10 @@ class Claims:
         step: Write | End | Stands | Answer | None = None
         if delivered.claimable is not None:
             step = Write(delivered.claimable)
-        wrote_attempt = 0
+        wrote: Attempt | None = None
         for _ in range(CLAIM_TRIES_MAX):
             if step is None:
-                step = await self._look(delivered, wrote_attempt)
+                step = await self._look(delivered, wrote)
             if isinstance(step, Stands):
                 return step.stored
             if isinstance(step, Ack | Nak | Term):
@@ -211,18 +218,18 @@ class Claims:
             try:
                 stored = StoredRecord(record, await self._records.update(record, write.stored.sequence))
             except (WrongSequence, PublishUnknown):
-                wrote_attempt = record.attempt if record.state is JobState.RUNNING else wrote_attempt
+                wrote = record.lineage[-1] if record.state is JobState.RUNNING else wrote
                 step = None
                 continue
             return Ack(stored) if ending else stored
         return Nak(delivered.ack_wait_s, "contended")
 
-    async def _look(self, delivered: Delivered, wrote_attempt: int) -> Write | End | Stands | Answer:
+    async def _look(self, delivered: Delivered, wrote: Attempt | None) -> Write | End | Stands | Answer:
         stored = await self._records.get(delivered.region, delivered.tenant, delivered.job_id, leader=True)
         return judge(
             stored,
             me=self._me,
-            wrote_attempt=wrote_attempt,
+            wrote=wrote,
             owner_alive=self._owner_alive(stored.record.owner) if stored is not None and stored.record.owner else False,
             redelivered=delivered.redelivered,
             now_s=self._clock.now(),

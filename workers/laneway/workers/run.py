@@ -315,8 +315,8 @@ class JobRun:
         self._send()
 
     def check_doors(self, now_s: float, heard_s: Callable[[str], float]) -> None:
-        """Closes silent outlets. When the door that holds the caller is dead and no other follows, an attached job whose
-        contract says so is cancelled. `heard_s`: when a door was last heard of, whatever it said.
+        """Closes silent outlets. An attached job is cancelled, if its contract says so, when nobody follows and its own
+        door is dead. `heard_s`: when a door was last heard of, whatever it said.
         """
         self._outlets.close_silent(now_s, DOOR_SILENCE_S)
         record = self.job.record
@@ -340,10 +340,6 @@ class JobRun:
     def confirm_ownership(self) -> None:
         self._check_ownership = True
         self._wake.set()
-
-    def adopt(self, delivery: Delivery) -> None:
-        """The same lane message was delivered here again: from now on the newer delivery is answered."""
-        self.delivery = delivery
 
     # --- output --------------------------------------------------------------------------------------
 

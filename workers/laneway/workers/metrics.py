@@ -1,0 +1,57 @@
+"""What a worker tells Prometheus: counts of what happened, and gauges that are recounts of what is live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Protocol
+
+from laneway.core.lanes import Lane
+from laneway.runtime import metrics
+
+RUNS = metrics.counter(
+    "laneway_worker_deliveries_total", "Deliveries by what became of them", ["pool", "lane", "outcome"]
+)
+TOKENS = metrics.counter("laneway_worker_output_tokens", "Tokens of finished answers", ["pool", "lane"])
+PREFILL = metrics.histogram("laneway_worker_prefill_seconds", "From submission to the first token", ["pool", "lane"])
+DROPPED = metrics.counter("laneway_worker_messages_dropped_total", "Token messages that could not be sent", ["pool"])
+
+
+class Live(Protocol):
+    """What gauges are computed from. Called on the scrape's thread: these only look."""
+
+    def running_by_lane(self) -> Mapping[Lane, int]: ...
+
+    def staged_by_lane(self) -> Mapping[Lane, int]: ...
+
+    def kv_tokens(self) -> tuple[int, int]:
+        """Reserved, and all."""
+        ...
+
+    def slots(self) -> int: ...
+
+
+@contextmanager
+def gauges(pool: str, live: Live) -> Iterator[None]:
+    """Shows the live sets while open."""
+
+    def by_lane(counts: Mapping[Lane, int]) -> Iterable[metrics.Sample]:
+        return [({"pool": pool, "lane": lane.value}, float(count)) for lane, count in counts.items()]
+
+    def one(value: float) -> Iterable[metrics.Sample]:
+        return [({"pool": pool}, value)]
+
+    with ExitStack() as stack:
+        for name, text, labels, read in (
+            ("laneway_worker_running_jobs", "Jobs with a seat in the engine", ("pool", "lane"),
+             lambda: by_lane(live.running_by_lane())),
+            ("laneway_worker_staged_jobs", "Jobs pulled and waiting for KV", ("pool", "lane"),
+             lambda: by_lane(live.staged_by_lane())),
+            ("laneway_worker_kv_reserved_tokens", "KV reserved by running jobs", ("pool",),
+             lambda: one(live.kv_tokens()[0])),
+            ("laneway_worker_kv_capacity_tokens", "KV of the engine", ("pool",), lambda: one(live.kv_tokens()[1])),
+            ("laneway_worker_capacity_slots", "Sequences that the engine can hold", ("pool",),
+             lambda: one(live.slots())),
+        ):  # fmt: skip
+            stack.enter_context(metrics.live_gauge(name, text, labels, read))
+        yield

@@ -1,0 +1,286 @@
+"""Pulling: turns bells, freed room and the passage of time into pulls, and deliveries into runs.
+
+Owns which lanes may hold jobs, whose turn it is, and the at most one *staged* delivery a lane: pulled, not claimed,
+waiting for KV. What to do next is policy.pull's decision; this module asks it until it says to rest. It never holds
+more than the engine can start, so whatever it cannot take stays in the lane for other workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from laneway.core.clock import Clock
+from laneway.core.job import LaneJob
+from laneway.core.lanes import LANES, Lane
+from laneway.policy.pull import LaneView, PullParams, Room, Start, Turns, next_step, started
+from laneway.runtime.bus import BusError
+from laneway.runtime.puller import Delivery, LanePuller
+from laneway.runtime.wire.records import UnreadableMessage
+from laneway.workers.ackwait import AckWait
+from laneway.workers.claims import Nak
+from laneway.workers.deliveries import answer
+from laneway.workers.ledger import Seats
+
+_log = structlog.get_logger(__name__)
+
+
+class Holder(Protocol):
+    """Whoever holds a delivery of a job; a newer delivery of the same message replaces it."""
+
+    delivery: Delivery
+
+
+class Floor(Protocol):
+    """Where deliveries go. Calls return at once."""
+
+    def may_start(self) -> bool:
+        """Whether jobs may start now: the engine runs, and nothing runs alone."""
+        ...
+
+    def lower_prefills(self) -> int:
+        """Lower-lane jobs without their first token."""
+        ...
+
+    def running(self, job_id: str) -> Holder | None:
+        """What runs the job here, if anything does."""
+        ...
+
+    def launch(self, delivery: Delivery, job: LaneJob) -> None:
+        """Starts a job, for which there is room."""
+        ...
+
+    def dispose_expired(self, delivery: Delivery, job: LaneJob) -> None: ...
+
+    def dispose_too_large(self, delivery: Delivery, job: LaneJob) -> None: ...
+
+    def dispose_unreadable(self, delivery: Delivery, lane: Lane, why: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Staged:
+    delivery: Delivery
+    job: LaneJob
+    tokens: int
+    ack_wait: AckWait
+
+
+class PullLoop:
+    """One for a worker. `run` pulls until cancelled; `pause` and `go_on` for drains."""
+
+    def __init__(
+        self,
+        pullers: Mapping[Lane, LanePuller],
+        seats: Seats,
+        floor: Floor,
+        params: PullParams,
+        clock: Clock,
+        *,
+        ack_wait_s: Mapping[Lane, float],
+        fallback_s: float,
+        paused: Callable[[], frozenset[Lane]],
+        engine_steps: Callable[[], int],
+    ) -> None:
+        self._pullers = pullers
+        self._seats = seats
+        self._floor = floor
+        self._params = params
+        self._clock = clock
+        self._ack_wait_s = ack_wait_s
+        self._fallback_s = fallback_s
+        self._paused = paused
+        self._engine_steps = engine_steps
+        self._hints = dict.fromkeys(LANES, True)
+        self._trouble = dict.fromkeys(LANES, "")
+        self._staged: dict[Lane, Staged] = {}
+        self._turns = Turns()
+        self._draining = False
+        self._held_back = False  # at the last look a lower lane waited for a prefill to end
+        self._wake = asyncio.Event()
+
+    # --- what makes it look --------------------------------------------------------------------------
+
+    def ring(self, lane: Lane) -> None:
+        """A job became ready in this lane."""
+        self._hints[lane] = True
+        self._wake.set()
+
+    def ring_all(self) -> None:
+        self._hints = dict.fromkeys(LANES, True)
+        self._wake.set()
+
+    def room_changed(self) -> None:
+        """Room was freed, or a lane was paused or resumed."""
+        self._wake.set()
+
+    def engine_stepped(self) -> None:
+        """A lower-lane job may have got its first token, which lets the next one start."""
+        if self._held_back and self._floor.lower_prefills() < self._params.lower_prefills_max:
+            self._wake.set()
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def staged(self) -> Mapping[Lane, Staged]:
+        return self._staged
+
+    async def pause(self) -> None:
+        """No further pulls; what is staged goes back."""
+        self._draining = True
+        for lane in tuple(self._staged):
+            await self._give_back(lane, "draining")
+
+    def go_on(self) -> None:
+        self._draining = False
+        self.ring_all()
+
+    async def run(self) -> None:
+        looked_s = self._clock.monotonic()
+        while True:
+            self._wake.clear()
+            await self._round()
+            try:
+                async with asyncio.timeout(self._fallback_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            if self._clock.monotonic() - looked_s >= self._fallback_s:  # bells may be lost, and delays make no sound
+                looked_s = self._clock.monotonic()
+                self._hints = dict.fromkeys(LANES, True)
+
+    # --- the loop's step -----------------------------------------------------------------------------
+
+    async def _round(self) -> None:
+        while self._may_pull():
+            views = self._views()
+            step = next_step(views, self._room(), self._turns, self._params)
+            self._held_back = self._floor.lower_prefills() >= self._params.lower_prefills_max
+            if step is None:
+                return
+            if isinstance(step, Start):
+                staged = self._staged.pop(step.lane)
+                if not await self._is_duplicate(staged.delivery, staged.job.record.job_id, step.lane):
+                    self._launch(staged.delivery, staged.job, views)
+            else:
+                await self._pull(step.lane, step.batch, views)
+
+    async def _pull(self, lane: Lane, batch: int, views: list[LaneView]) -> None:
+        self._hints[lane] = False  # before the pull: a bell during it counts
+        puller = self._pullers[lane]
+        deliveries = await puller.pull(batch)
+        if puller.trouble != self._trouble[lane]:
+            self._trouble[lane] = puller.trouble
+            if puller.trouble:
+                _log.warning("pull_failed", lane=lane.value, reason=puller.trouble)
+        if len(deliveries) == batch and deliveries[-1].pending > 0:
+            self._hints[lane] = True
+        for delivery in deliveries:
+            if self._may_pull():
+                await self._place(delivery, lane, views)
+            else:
+                await answer(delivery, Nak(0.0, "draining"))
+
+    async def _place(self, delivery: Delivery, lane: Lane, views: list[LaneView]) -> None:
+        try:
+            job = delivery.job
+        except UnreadableMessage as error:
+            self._floor.dispose_unreadable(delivery, lane, str(error))
+            return
+        job_id = job.record.job_id
+        if await self._is_duplicate(delivery, job_id, lane):
+            return
+        now_s = self._clock.now()
+        contract = job.record.contract
+        first = delivery.deliveries == 1  # otherwise the record decides
+        if first and now_s >= contract.deadline_s:
+            self._floor.dispose_expired(delivery, job)
+        elif first and contract.not_before_s > now_s:
+            await answer(delivery, Nak(min(3600.0, contract.not_before_s - now_s), "not_before"))
+        else:
+            await self._take(delivery, job, lane, views)
+
+    async def _take(self, delivery: Delivery, job: LaneJob, lane: Lane, views: list[LaneView]) -> None:
+        tokens = len(job.task.prompt_ids) + job.task.sampling.max_tokens
+        if not self._seats.can_ever_fit(tokens):
+            self._floor.dispose_too_large(delivery, job)
+        elif self._seats.fits(tokens):
+            self._launch(delivery, job, views)
+        elif lane not in self._staged:
+            now_s = self._clock.monotonic()
+            wait = AckWait.begin(self._ack_wait_s[lane], now_s, self._engine_steps())
+            self._staged[lane] = Staged(delivery, job, tokens, wait)
+        else:
+            await answer(delivery, Nak(0.0, "no_room"))
+
+    def _launch(self, delivery: Delivery, job: LaneJob, views: list[LaneView]) -> None:
+        self._turns = started(self._turns, job.record.contract.lane, 1, views)
+        self._floor.launch(delivery, job)
+
+    async def _is_duplicate(self, delivery: Delivery, job_id: str, lane: Lane) -> bool:
+        """Whether the job is held here already, by a run or staged.
+
+        The same message delivered again replaces the older delivery. Another message with the same job waits until the
+        job has ended: then its record says so.
+        """
+        staged = (each for each in self._staged.values() if each.job.record.job_id == job_id)
+        holder = self._floor.running(job_id) or next(staged, None)
+        if holder is None:
+            return False
+        if holder.delivery.stream_sequence == delivery.stream_sequence:
+            holder.delivery = delivery
+        else:
+            await answer(delivery, Nak(self._ack_wait_s[lane], "duplicate"))
+        return True
+
+    def _may_pull(self) -> bool:
+        return not self._draining and self._floor.may_start()
+
+    def _views(self) -> list[LaneView]:
+        paused = self._paused()
+        return [
+            LaneView(
+                lane,
+                self._hints[lane],
+                lane in paused,
+                self._seats.need(self._staged[lane].tokens) if lane in self._staged else None,
+            )
+            for lane in LANES
+        ]
+
+    def _room(self) -> Room:
+        seats = self._seats
+        return Room(seats.slots_free, seats.kv_tokens_free, seats.largest, self._floor.lower_prefills())
+
+    # --- what is staged ------------------------------------------------------------------------------
+
+    async def look_after_staged(self) -> None:
+        """Asks for time while the engine advances; gives back or ends what should not wait here any longer."""
+        paused, steps = self._paused(), self._engine_steps()
+        for lane, staged in tuple(self._staged.items()):
+            if self._clock.now() >= staged.job.record.contract.deadline_s:
+                del self._staged[lane]
+                self._floor.dispose_expired(staged.delivery, staged.job)
+            elif lane in paused:
+                await self._give_back(lane, "paused")
+            elif staged.ack_wait.ask(self._clock.monotonic(), steps):
+                try:
+                    await staged.delivery.progress()
+                except BusError as error:
+                    _log.warning("progress_not_sent", job_id=staged.job.record.job_id, reason=error.reason)
+
+    async def unstage(self, job_id: str) -> None:
+        """Gives a staged job back, because somebody ended it: its next delivery finds the record terminal."""
+        for lane, staged in tuple(self._staged.items()):
+            if staged.job.record.job_id == job_id:
+                await self._give_back(lane, "ended")
+
+    async def _give_back(self, lane: Lane, reason: str) -> None:
+        staged = self._staged.pop(lane, None)
+        if staged is not None:
+            await answer(staged.delivery, Nak(0.0, reason))

@@ -1,0 +1,109 @@
+"""One worker process: from its settings to a worker that serves.
+
+Provisions nothing: streams and consumers are there, or the first pulls say that they are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import socket
+
+from laneway.core.catalogue import Capabilities, Pool
+from laneway.core.clock import Clock
+from laneway.core.errors import ConfigError
+from laneway.core.ids import TOKEN_LENGTH_MAX
+from laneway.policy.pull import PullParams
+from laneway.runtime import metrics
+from laneway.runtime.bus import Bus
+from laneway.runtime.catalogue import catalogue_of
+from laneway.runtime.clock import SystemClock
+from laneway.runtime.lifecycle import announce_ready
+from laneway.runtime.settings import PolicySettings, Settings
+from laneway.runtime.tokenizer import load_tokenizer
+from laneway.workers.engines.protocol import Engine
+from laneway.workers.engines.registry import make_engine
+from laneway.workers.service import Worker, WorkerOptions
+
+RESERVE_FROM_SLOTS = 4  # smaller workers reserve no slot for priority unless told to
+
+
+async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None = None) -> None:
+    """Runs one worker until `stop` is set, then drains. ConfigError says what to mend."""
+    clock = clock or SystemClock()
+    options = options_of(settings)
+    tokenizer = load_tokenizer(options.pool.tokenizer)
+    engine_options = settings.engine_options_of(options.pool.name)
+
+    def engine() -> Engine:
+        made = make_engine(options.pool, engine_options)
+        check_capabilities(options.pool, made.capabilities())
+        return made
+
+    with metrics.metrics_listener(settings.process.metrics_listen) as metrics_address:
+        bus = await Bus.connect(settings.nats, name=options.worker_id)
+        try:
+            worker = Worker(bus, options, engine, tokenizer.token_bytes, clock)
+            await worker.run(
+                stop, lambda: announce_ready(settings, "worker", options.worker_id, metrics=metrics_address)
+            )
+        finally:
+            await bus.close()
+
+
+def options_of(settings: Settings) -> WorkerOptions:
+    """What the settings mean for this process, which gets a new incarnation."""
+    catalogue = catalogue_of(settings)
+    name = settings.worker.pool or catalogue.pools[0].name
+    pool = catalogue.pool(name)
+    if pool is None:
+        known = ", ".join(p.name for p in catalogue.pools)
+        raise ConfigError(f"worker.pool = {name!r}: there is no such pool; known: {known}")
+    worker_name = settings.worker.name or _default_name()
+    return WorkerOptions(
+        region=settings.region.name,
+        name=worker_name,
+        worker_id=f"{worker_name[: TOKEN_LENGTH_MAX - 9]}-{secrets.token_hex(4)}",
+        pool=pool,
+        pull=pull_params(settings.policy, settings.worker.slots or pool.slots),
+        ack_wait_s=settings.nats.ack_wait_s,
+        slots=settings.worker.slots,
+        pull_fallback_s=settings.worker.pull_fallback_s,
+        step_timeout_s=settings.worker.step_timeout_s,
+        retention_s=settings.nats.retention_s,
+        drain_s=settings.process.drain_s,
+    )
+
+
+def pull_params(policy: PolicySettings, slots: int) -> PullParams:
+    """Shares as counts of jobs."""
+    floor = policy.lower_lane_floor
+    reserved = policy.priority_reserved_slots
+    if reserved is None:
+        reserved = 1 if slots >= RESERVE_FROM_SLOTS else 0
+    return PullParams(
+        floor_turns=max(2, round(1.0 / floor)) if floor > 0.0 else 0,
+        deferrable_per_batch=max(1, round(policy.deferrable_weight / policy.batch_weight)),
+        priority_reserved_slots=reserved,
+        lower_prefills_max=policy.lower_lane_prefills_max,
+    )
+
+
+def check_capabilities(pool: Pool, engine: Capabilities) -> None:
+    """ConfigError when the catalogue promises what the engine cannot do."""
+    missing = [
+        name for name in Capabilities.__slots__ if _exceeds(getattr(pool.capabilities, name), getattr(engine, name))
+    ]
+    if missing:
+        raise ConfigError(f"pool {pool.name} offers {', '.join(missing)}, which its {pool.engine} engine cannot do")
+
+
+def _exceeds(offered: object, able: object) -> bool:
+    return isinstance(offered, int) and isinstance(able, int) and offered > able
+
+
+def _default_name() -> str:
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:40] or "worker"
+    return f"{host}-{os.getpid()}"

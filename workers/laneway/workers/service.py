@@ -1,0 +1,338 @@
+"""A worker: one engine, the lanes of one pool, and the runs between them.
+
+Composes the owners of state (pulls, seats, runs, engine, lease) and looks after them a few times a second. Ends by
+draining: no new pulls, unstarted work back at once, running work to its end within the time there is, the rest handed
+back for others to go on with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from laneway.core.catalogue import Pool
+from laneway.core.clock import Clock
+from laneway.core.fleet import WorkerLease, WorkerState
+from laneway.core.lanes import LANES, Lane
+from laneway.policy.pull import PullParams
+from laneway.runtime.bells import Bell
+from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.leases import LeaseKeeper, LeaseWatcher
+from laneway.runtime.link import LinkWatch
+from laneway.runtime.plans import PlanView
+from laneway.runtime.puller import LanePuller
+from laneway.runtime.records import RecordStore
+from laneway.workers import metrics
+from laneway.workers.claims import Claims
+from laneway.workers.control import Control
+from laneway.workers.disposal import Disposal
+from laneway.workers.emitter import Emitter
+from laneway.workers.endings import Endings
+from laneway.workers.engine_keeper import EngineKeeper
+from laneway.workers.engines.protocol import Engine
+from laneway.workers.ledger import Seats
+from laneway.workers.pulling import PullLoop
+from laneway.workers.rates import Rates
+from laneway.workers.run import Bench
+from laneway.workers.runs import Runs
+from laneway.workers.sequences import Sequences
+
+HOUSEKEEPING_S = 0.25
+HAND_BACK_S = 5.0  # for handing back what did not finish while draining
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What a worker is told, resolved from settings."""
+
+    region: str
+    name: str  # stable across restarts
+    worker_id: str  # this incarnation
+    pool: Pool
+    pull: PullParams
+    ack_wait_s: Mapping[Lane, float]
+    slots: int = 0  # fewer than the engine has; 0: all
+    pull_fallback_s: float = 0.25
+    step_timeout_s: float = 30.0
+    retention_s: float = 86_400.0
+    drain_s: float = 30.0
+
+
+class Worker:
+    """`run` serves until told to stop."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        options: WorkerOptions,
+        make_engine: Callable[[], Engine],
+        token_bytes: Callable[[int], bytes],
+        clock: Clock,
+    ) -> None:
+        self._bus = bus
+        self._options = options
+        self._clock = clock
+        self._started_s = clock.now()
+        region, me = options.region, options.worker_id
+        self.rates = Rates()
+        self.lease = LeaseKeeper(bus, region, self.snapshot, clock)
+        self._watcher = LeaseWatcher(bus, region, clock)
+        self._plans = PlanView(bus, region, lambda plan: self._room_changed())
+        self._link = LinkWatch(bus, self._heard_again)
+        self.emitter = Emitter(bus.emit, me)
+        self.sequences = Sequences(clock, self._stepped)
+        self.engine = EngineKeeper(make_engine, self.sequences, clock, self._engine_changed)
+        records = RecordStore(bus, retention_s=options.retention_s, clock=clock)
+        claims = Claims(records, me, clock, self._watcher.alive)
+        endings = Endings(records, bus.emit, me, clock, bus.payload_bytes_max)
+        self._disposal = Disposal(claims, endings, clock)
+        self._bench = Bench(
+            worker_id=me,
+            pool=options.pool,
+            exact=options.pool.capabilities.exact,
+            clock=clock,
+            ack_wait_s=options.ack_wait_s,
+            token_bytes=token_bytes,
+            may_emit=self.lease.held,
+            claims=claims,
+            endings=endings,
+            emitter=self.emitter,
+            sequences=self.sequences,
+            rates=self.rates,
+        )
+        self._tasks = asyncio.TaskGroup()
+        self.seats: Seats | None = None
+        self.runs: Runs | None = None
+        self.pulls: PullLoop | None = None
+        self._control: Control | None = None
+        self._stopping = False
+        self._idle = asyncio.Event()  # pulsed whenever a run leaves
+        self._lease_was_held = True
+        self._steps: tuple[int, float] = (0, 0.0)
+
+    # --- life ----------------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Serves until `stop` is set, then drains. Raises WorkerBroken, EngineStartError, or what the bus says."""
+        async with contextlib.AsyncExitStack() as stack:
+            await self._watcher.start()
+            stack.push_async_callback(self._watcher.close)
+            await self._plans.start()
+            stack.push_async_callback(self._plans.close)
+            await self._link.start()
+            stack.push_async_callback(self._link.close)
+            await self._serve(stop, on_ready)
+
+    async def _serve(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
+        async with self._tasks:
+            background = [
+                self._spawn(self.emitter.run()),
+                self._spawn(self.engine.run()),
+                self._spawn(self.lease.run()),
+            ]
+            try:
+                if await self._engine_ready(stop):
+                    await self._work(stop, on_ready)
+            finally:
+                for task in background:
+                    task.cancel()
+        with contextlib.suppress(BusError):
+            await self.lease.release()
+
+    async def _engine_ready(self, stop: asyncio.Event) -> bool:
+        """Waits for the engine; False when told to stop before it was ready."""
+        waits = {asyncio.ensure_future(self.engine.ready()), asyncio.ensure_future(stop.wait())}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return not stop.is_set()
+
+    async def _work(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
+        options = self._options
+        capacity = await self.engine.ready()
+        seats = self.seats = Seats(capacity, options.slots)
+        runs = self.runs = Runs(self._bench, seats, self._disposal, self._spawn, self._run_left)
+        async with contextlib.AsyncExitStack() as stack:
+            pullers = {
+                lane: await stack.enter_async_context(LanePuller(self._bus, options.region, lane, options.pool.name))
+                for lane in LANES
+            }
+            pulls = self.pulls = PullLoop(
+                pullers,
+                seats,
+                runs,
+                options.pull,
+                self._clock,
+                ack_wait_s=options.ack_wait_s,
+                fallback_s=options.pull_fallback_s,
+                paused=self._paused,
+                engine_steps=self._engine_steps,
+            )
+            await stack.enter_async_context(Bell(self._bus, options.region, options.pool.name, pulls.ring))
+            self._control = Control(
+                self._bus, options.region, options.worker_id, runs, pulls, self.emitter, self._clock, self._spawn, self
+            )
+            await stack.enter_async_context(self._control)
+            stack.enter_context(metrics.gauges(options.pool.name, self))
+            await self.lease.renew()
+            on_ready()
+            background = [self._spawn(pulls.run()), self._spawn(self._keep_house(runs, pulls))]
+            try:
+                await stop.wait()
+                await self._drain(runs, pulls)
+            finally:
+                for task in background:
+                    task.cancel()
+
+    async def _drain(self, runs: Runs, pulls: PullLoop) -> None:
+        self._stopping = True
+        _log.info("worker_draining", running=len(runs), drain_s=self._options.drain_s)
+        await pulls.pause()
+        await self._renew()
+        if not await self._until_idle(runs, self._options.drain_s):
+            for run in runs:
+                run.hand_back()
+            if not await self._until_idle(runs, HAND_BACK_S):
+                _log.error("runs_abandoned", running=len(runs))
+        _log.info("worker_drained")
+
+    async def _until_idle(self, runs: Runs, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while len(runs):
+                    self._idle.clear()
+                    await self._idle.wait()
+        return not len(runs)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._tasks.create_task(work)
+
+    # --- looking after everything --------------------------------------------------------------------
+
+    async def _keep_house(self, runs: Runs, pulls: PullLoop) -> None:
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            now_s = self._clock.monotonic()
+            await self._ask_for_time(runs, now_s)
+            await pulls.look_after_staged()
+            if self._link.sound() and self._control is not None:
+                for run in runs:
+                    run.check_doors(now_s, self._control.heard_s)
+            held = self.lease.held()
+            if held and not self._lease_was_held:
+                for run in runs:
+                    run.confirm_ownership()
+            self._lease_was_held = held
+            await self._check_engine(now_s)
+
+    async def _ask_for_time(self, runs: Runs, now_s: float) -> None:
+        steps = self._engine_steps()
+        for run in runs:
+            if run.ack_wait.ask(now_s, steps):
+                with contextlib.suppress(BusError):  # the next try is near, and a late one costs a redelivery
+                    await run.delivery.progress()
+
+    async def _check_engine(self, now_s: float) -> None:
+        steps, since_s = self._steps
+        if steps != self._engine_steps() or not len(self.sequences):
+            self._steps = (self._engine_steps(), now_s)
+        elif now_s - since_s > self._options.step_timeout_s:
+            self._steps = (steps, now_s)
+            await self.engine.kill(
+                f"no step for {self._options.step_timeout_s:g} s with {len(self.sequences)} sequences"
+            )
+
+    def _engine_steps(self) -> int:
+        return self.sequences.stats().steps
+
+    def _stepped(self) -> None:
+        self.emitter.flush()
+        if self.pulls is not None:
+            self.pulls.engine_stepped()
+
+    def _run_left(self) -> None:
+        self._idle.set()
+        self._room_changed()
+
+    def _room_changed(self) -> None:
+        if self.pulls is not None:
+            self.pulls.room_changed()
+
+    def _paused(self) -> frozenset[Lane]:
+        return self._plans.plan.paused if self._plans.plan is not None else frozenset()
+
+    def _heard_again(self) -> None:
+        now_s = self._clock.monotonic()
+        if self._control is not None:
+            self._control.excuse(now_s)
+        for run in self.runs or ():
+            run.excuse_doors(now_s)
+
+    async def _engine_changed(self) -> None:
+        if self.engine.state is WorkerState.BROKEN and self.runs is not None:
+            await self._until_idle(self.runs, HAND_BACK_S)
+        await self._renew()
+        self._room_changed()
+
+    async def drain_changed(self) -> None:
+        """An operator drained or undrained this worker."""
+        await self._renew()
+
+    async def _renew(self) -> None:
+        with contextlib.suppress(BusError):
+            await self.lease.renew()
+
+    # --- what others see -----------------------------------------------------------------------------
+
+    def snapshot(self) -> WorkerLease:
+        """The lease as it is now."""
+        options, seats, state = self._options, self.seats, self.engine.state
+        draining = self._stopping or (self.pulls is not None and self.pulls.draining)
+        if state is WorkerState.READY and draining:
+            state = WorkerState.DRAINING
+        return WorkerLease(
+            worker_id=options.worker_id,
+            name=options.name,
+            pool=options.pool.name,
+            engine=options.pool.engine,
+            state=state,
+            detail=self.engine.detail,
+            slots=seats.slots if seats else 0,
+            running=len(seats) if seats else 0,
+            kv_tokens=seats.kv_tokens if seats else 0,
+            kv_tokens_used=seats.kv_tokens_used if seats else 0,
+            prefill_tokens_per_s=self.rates.prefill_tokens_per_s,
+            decode_tokens_per_s=self.rates.decode_tokens_per_s,
+            service_s=self.rates.service_s,
+            started_s=self._started_s,
+            renewed_s=self._clock.now(),
+            jobs_done=self.rates.jobs_done,
+            tokens_done=self.rates.tokens_done,
+            busy_s=self.engine.busy_s,
+            capabilities=tuple(options.pool.capabilities.names()),
+            running_by_lane=self.running_by_lane(),
+            process_id=os.getpid(),
+        )
+
+    def running_by_lane(self) -> Mapping[Lane, int]:
+        return self.seats.by_lane() if self.seats else dict.fromkeys(LANES, 0)
+
+    def staged_by_lane(self) -> Mapping[Lane, int]:
+        staged = self.pulls.staged if self.pulls else {}
+        return {lane: int(lane in staged) for lane in LANES}
+
+    def kv_tokens(self) -> tuple[int, int]:
+        return (self.seats.kv_tokens_used, self.seats.kv_tokens) if self.seats else (0, 0)
+
+    def slots(self) -> int:
+        return self.seats.slots if self.seats else 0
