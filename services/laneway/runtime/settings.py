@@ -144,7 +144,8 @@ class WorkerSettings(Section, frozen=True):
     pool: SlugOrEmpty = ""  # empty: the catalogue's first pool
     slots: Count = 0  # 0: the pool's
     pull_fallback_s: PositiveSeconds = 0.25
-    replay_bytes: Bytes = MIB  # chunks kept for each stream since the last confirmed index
+    step_timeout_s: PositiveSeconds = 30.0  # an engine silent for this long with work is hung, and started again
+    outgoing_bytes: Bytes = 8 * MIB  # token messages made and not yet sent; beyond it the oldest are dropped
     engine_options: EngineOptions = EngineOptions()  # for pools whose model entry has none
 
 

@@ -64,6 +64,7 @@ class WorkerOptions:
     step_timeout_s: float = 30.0
     retention_s: float = 86_400.0
     drain_s: float = 30.0
+    outgoing_bytes: int = 8 * 1024 * 1024
 
 
 class Worker:
@@ -87,7 +88,7 @@ class Worker:
         self._watcher = LeaseWatcher(bus, region, clock)
         self._plans = PlanView(bus, region, lambda plan: self._room_changed())
         self._link = LinkWatch(bus, self._heard_again)
-        self.emitter = Emitter(bus.emit, me)
+        self.emitter = Emitter(bus.emit, me, outgoing_bytes_max=options.outgoing_bytes)
         self.sequences = Sequences(clock, self._stepped)
         self.engine = EngineKeeper(make_engine, self.sequences, clock, self._engine_changed)
         records = RecordStore(bus, retention_s=options.retention_s, clock=clock)
