@@ -71,7 +71,6 @@ async def test_a_stream_gives_the_verdict_then_chunks_in_order_then_the_end():
         assert [c.first_index for c in chunks] == [0, 1, 2]
         assert "".join(c.text for c in chunks) == "Hello!"
         end = stream.finished
-        assert end is not None
         assert end.finish_reason is FinishReason.STOP
         assert end.usage.completion_tokens == 3
         assert end.ttft_s is not None
@@ -91,7 +90,11 @@ async def test_text_collects_the_whole_answer_and_several_answers():
 
     async with serving(Door([answering("a", "b"), two])) as door, Client(door.address) as client:
         async with client.generate(model="chat", prompt="Hi") as stream:
+            assert not stream.ended
+            with pytest.raises(RuntimeError, match="not ended"):
+                _ = stream.finished
             assert await stream.text() == "ab"
+            assert stream.ended
         async with client.generate(model="chat", prompt="Hi", n=2) as stream:
             assert await stream.texts() == {0: "ab", 1: "xy"}
 

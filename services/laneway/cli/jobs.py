@@ -282,8 +282,7 @@ async def _print_stream(stream: TokenStream, as_json: bool) -> None:
         if chunk.output == 0:
             print(chunk.text, end="", flush=True)
     print()
-    if stream.finished is not None:
-        say(_summary(stream.finished))
+    say(_summary(stream.finished))
 
 
 def _summary(end: Finished) -> str:

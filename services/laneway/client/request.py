@@ -166,15 +166,14 @@ def _sampling(fields: RequestFields) -> task_pb2.Sampling:
     for name, value in fields.items():
         if name not in _SAMPLING or value is None:
             continue
-        match value:
-            case Mapping():
-                getattr(sampling, name).update(value)
-            case str():
-                raise InvalidRequest(f"{name} must be a list, not a string", field=name)
-            case Sequence():
-                getattr(sampling, name).extend(value)
-            case _:
-                setattr(sampling, name, value)
+        if name == "logit_bias":
+            sampling.logit_bias.update(value)
+        elif name in ("stop", "stop_token_ids"):
+            if isinstance(value, str):
+                raise InvalidRequest(f"{name} must be a list", field=name)
+            getattr(sampling, name).extend(value)
+        else:
+            setattr(sampling, name, value)
     return sampling
 
 

@@ -100,7 +100,6 @@ class TokenStream:
     ) -> None:
         self.job_id = job_id
         self.verdict: Verdict | None = None  # None when watching a job
-        self.finished: Finished | None = None  # set once the chunks are over
         self._opening = opening
         self._retrier = retrier
         self._clock = clock
@@ -113,6 +112,7 @@ class TokenStream:
         self._give_up = Deadline(clock, least(opening.timeout_s, opening.retry_s_max))
         self._call: Call | None = None
         self._unused: Event | None = None
+        self._finished: Finished | None = None
 
     async def __aenter__(self) -> Self:
         """Returns once the job is accepted; raises the refusal."""
@@ -137,6 +137,18 @@ class TokenStream:
         self._cancel()
 
     @property
+    def ended(self) -> bool:
+        """Whether the whole answer was read."""
+        return self._finished is not None
+
+    @property
+    def finished(self) -> Finished:
+        """How the answer ended; RuntimeError before its end was read."""
+        if self._finished is None:
+            raise RuntimeError("the stream has not ended")
+        return self._finished
+
+    @property
     def started_s(self) -> float:
         """When generate() was called, on the monotonic clock."""
         return self._meter.start_s
@@ -145,12 +157,12 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> Chunk:
-        while self.finished is None:
+        while self._finished is None:
             event, self._unused = self._unused, None
             chunk = self._take(event or await self._read())
             if chunk is not None:
                 return chunk
-            if self.finished is not None:
+            if self._finished is not None:
                 await self._read_status()
         raise StopAsyncIteration
 
@@ -172,7 +184,7 @@ class TokenStream:
                 self.job_id = event.accepted.job_id
                 self.verdict = decode.verdict_of(event.accepted.verdict)
             case "finished":
-                self.finished = self._meter.finished(event.finished)
+                self._finished = self._meter.finished(event.finished)
                 self.job_id = self.job_id or event.finished.job_id
             case "chunk":
                 return self._in_order(decode.chunk_of(event.chunk))

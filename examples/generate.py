@@ -1,0 +1,26 @@
+"""Streams one answer from the priority lane: python examples/generate.py "Why is the sky blue?" [host:port]"""
+
+import asyncio
+import sys
+
+from laneway.client import Client, LanewayError
+
+
+async def main(prompt: str, address: str = "127.0.0.1:7070") -> None:
+    async with Client(address) as client:
+        request = client.generate(
+            model="chat", messages=[{"role": "user", "content": prompt}], lane="priority", max_tokens=128, deadline_s=60
+        )
+        async with request as stream:  # leaving the block early cancels the job
+            async for chunk in stream:
+                print(chunk.text, end="", flush=True)
+        print()
+        print(f"first token after {stream.finished.ttft_s:.3f} s, {stream.finished.usage.completion_tokens} tokens")
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main(*sys.argv[1:]))
+    except LanewayError as error:
+        again = f"; try again in {error.retry_after_s:.1f} s" if error.retry_after_s is not None else ""
+        sys.exit(f"{error.message} ({error.reason}){again}")
