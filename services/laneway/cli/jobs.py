@@ -10,13 +10,21 @@ import typer
 
 from laneway.cli import connect
 from laneway.cli.connect import AddressOption, JsonOption, TimeoutOption, TokenOption
-from laneway.cli.console import describe, moment, output, print_json, print_table, run, say, seconds
+from laneway.cli.console import print_json, print_table, run, say
+from laneway.cli.job_view import (
+    JOB_COLUMNS,
+    ending,
+    job_row,
+    print_job,
+    print_stream,
+    say_verdict,
+    verdict_sentence,
+)
 from laneway.core.errors import ConfigError
-from laneway.core.job import JobError, Verdict
-from laneway.core.lanes import JobState, Lane, VerdictKind
+from laneway.core.lanes import JobState, Lane
 
 if TYPE_CHECKING:
-    from laneway.client import Finished, Job, RequestFields, TokenStream
+    from laneway.client import RequestFields
 
 PROMPT_BYTES_MAX = 16 * 1024 * 1024  # of standard input; the service has its own, lower limit
 
@@ -66,8 +74,8 @@ def generate(
             connect.admission(address, token_file) as client,
             client.generate(idempotency_key=key, timeout_s=timeout, **request) as stream,
         ):
-            _say_verdict(stream.verdict)
-            await _print_stream(stream, as_json)
+            say_verdict(stream.verdict)
+            await print_stream(stream, as_json)
 
     run(work)
 
@@ -102,7 +110,7 @@ def submit(
         if as_json:
             print_json(submitted)
         else:
-            say(_verdict_sentence(submitted.verdict))
+            say(verdict_sentence(submitted.verdict))
             print(submitted.job_id)
 
     run(work)
@@ -131,7 +139,7 @@ def quote(
         if as_json:
             print_json(found)
         else:
-            print(_verdict_sentence(found.verdict))
+            print(verdict_sentence(found.verdict))
             print(f"prompt {found.prompt_tokens} tokens, answer up to {found.max_tokens} tokens", end="")
             print(f", cost {found.verdict.cost:g}" if found.verdict.cost else "")
 
@@ -153,7 +161,7 @@ def watch(
             connect.admission(address, token_file) as client,
             client.watch(job_id, from_index=from_index, timeout_s=timeout) as stream,
         ):
-            await _print_stream(stream, as_json)
+            await print_stream(stream, as_json)
 
     run(work)
 
@@ -175,7 +183,7 @@ def cancel(
         elif left.state is JobState.CANCELLED:
             print(f"{job_id} is cancelled")
         else:
-            print(f"{job_id} had already {_ended(left.state)}")
+            print(f"{job_id} had already {ending(left.state)}")
 
     run(work)
 
@@ -197,15 +205,14 @@ def jobs(
         async with connect.admission(address, token_file) as client:
             if job_id is not None:
                 job = await client.get_job(job_id, timeout_s=timeout)
-                print_json(job) if as_json else _print_job(job)
+                print_json(job) if as_json else print_job(job)
                 return
             listed = client.list_jobs(lane=lane, state=state, labels=_labels(label), limit=limit, timeout_s=timeout)
             found = [job async for job in listed]
         if as_json:
             print_json(found)
             return
-        columns = ("JOB", "STATE", "LANE", "MODEL", "AGE", "DUE", "PROMPT", "ANSWER", "ATTEMPT", "ERROR")
-        print_table(columns, [_row(job) for job in found], empty="no jobs")
+        print_table(JOB_COLUMNS, [job_row(job) for job in found], empty="no jobs")
 
     run(work)
 
@@ -268,99 +275,3 @@ def _standard_input() -> str:
     if len(text) > PROMPT_BYTES_MAX:
         raise ConfigError(f"standard input is longer than {PROMPT_BYTES_MAX} characters")
     return text
-
-
-# --- answers ---------------------------------------------------------------------------------------
-
-
-async def _print_stream(stream: TokenStream, as_json: bool) -> None:
-    if as_json:
-        text = await stream.text()
-        print_json({"job_id": stream.job_id, "verdict": stream.verdict, "text": text, "finished": stream.finished})
-        return
-    async for chunk in stream:
-        if chunk.output == 0:
-            print(chunk.text, end="", flush=True)
-    print()
-    say(_summary(stream.finished))
-
-
-def _summary(end: Finished) -> str:
-    parts = [f"{end.usage.completion_tokens} tokens", f"ended by {end.finish_reason.replace('_', ' ')}"]
-    if end.ttft_s is not None:
-        parts.append(f"first token after {seconds(end.ttft_s)}")
-    if end.tpot_s is not None:
-        parts.append(f"then {seconds(end.tpot_s)} a token")
-    if end.attempt > 1:
-        parts.append(f"attempt {end.attempt}")
-    return f"[{', '.join(parts)}; job {end.job_id}]"
-
-
-def _say_verdict(verdict: Verdict | None) -> None:
-    if verdict is not None and verdict.kind is not VerdictKind.ACCEPTED:
-        say(_verdict_sentence(verdict))
-
-
-def _verdict_sentence(verdict: Verdict) -> str:
-    parts = [f"{verdict.kind}: {verdict.message.rstrip('.')} ({verdict.reason})"]
-    where = ", ".join(word for word in (f"{verdict.lane} lane", verdict.pool and f"pool {verdict.pool}") if word)
-    parts.append(where)
-    if verdict.ttft_eta_s is not None:
-        parts.append(f"first token in about {seconds(verdict.ttft_eta_s)}")
-    if verdict.completion_eta_s is not None:
-        parts.append(f"whole answer in about {seconds(verdict.completion_eta_s)}")
-    if verdict.hold_until_s:
-        parts.append(f"released {moment(verdict.hold_until_s)} at the latest")
-    if verdict.retry_after_s is not None:
-        parts.append(f"try again in {seconds(verdict.retry_after_s)}")
-    return "; ".join(parts)
-
-
-def _ended(state: JobState) -> str:
-    return {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.EXPIRED: "expired"}.get(
-        state, f"ended as {state}"
-    )
-
-
-def _row(job: Job) -> tuple[object, ...]:
-    return (
-        job.job_id,
-        job.state,
-        job.contract.lane,
-        job.model,
-        moment(job.timings.created_s).removesuffix(" ago"),
-        "" if job.state.terminal else moment(job.contract.deadline_s),
-        job.prompt_tokens,
-        job.usage.completion_tokens,
-        job.attempt,
-        job.error.reason if job.error else "",
-    )
-
-
-def _print_job(job: Job) -> None:
-    facts: list[tuple[str, object]] = [
-        ("job", job.job_id),
-        ("state", job.state),
-        ("model", job.model),
-        ("lane", job.contract.lane),
-        ("verdict", _verdict_sentence(job.verdict) if job.verdict else ""),
-        ("created", moment(job.timings.created_s)),
-        ("due", moment(job.contract.deadline_s)),
-        ("ended", moment(job.timings.ended_s)),
-        ("attempt", job.attempt),
-        ("tokens", f"{job.prompt_tokens} prompt, {job.usage.completion_tokens} answer of at most {job.max_tokens}"),
-        ("labels", ", ".join(f"{k}={v}" for k, v in job.contract.labels.items())),
-        ("error", _error_sentence(job.error) if job.error else ""),
-    ]
-    for name, value in facts:
-        if value != "":
-            print(f"{name:9}{value}")
-    if job.result is not None:
-        output().rule()
-        print(job.result.text)
-
-
-def _error_sentence(error: JobError) -> str:
-    from laneway.runtime.grpc_errors import error_of
-
-    return describe(error_of(error))

@@ -48,6 +48,7 @@ class StackOptions:
     directory: Path | None = None  # settings and logs; None: a temporary one, removed at the end
     store: Path | None = None  # the queue's files; None: inside `directory`
     nats_port: int = 0  # 0: any that is free
+    nats_config: str = ""  # more for nats-server's own file, such as leaf nodes
     admission_listen: str = LOOPBACK
     scheduler_listen: str = LOOPBACK
     routing_listen: str = LOOPBACK
@@ -185,10 +186,9 @@ class LocalStack:
                 shutil.rmtree(self.directory, ignore_errors=True)
 
     async def _start_nats(self) -> None:
-        from laneway.runtime.local_nats import find_nats_server, nats_arguments
+        from laneway.runtime.local_nats import find_nats_server
 
-        store = self.options.store or self.directory / "store"
-        arguments = nats_arguments(store, port=self.options.nats_port, ports_file_dir=self.directory / "ready")
+        arguments = self._nats_arguments(self.options.nats_port)
         self.nats = Child(
             "nats",
             [str(find_nats_server()), *arguments],
@@ -201,10 +201,14 @@ class LocalStack:
         url = await self._nats_url(self.nats)
         self.addresses = replace(self.addresses, nats=url)
         # A restart must find the same port: the services keep the URL.
-        port = int(url.rsplit(":", 1)[1])
-        arguments = nats_arguments(store, port=port, ports_file_dir=self.directory / "ready")
-        self.nats.arguments = [self.nats.arguments[0], *arguments]
+        self.nats.arguments[1:] = self._nats_arguments(int(url.rsplit(":", 1)[1]))
         self._on_progress(Progress("nats", "ready", url))
+
+    def _nats_arguments(self, port: int) -> list[str]:
+        from laneway.runtime.local_nats import nats_arguments
+
+        store = self.options.store or self.directory / "store"
+        return nats_arguments(store, port=port, ports_file_dir=self.directory / "ready", extra=self.options.nats_config)
 
     async def _nats_url(self, nats: Child) -> str:
         from laneway.runtime.local_nats import read_ports_file

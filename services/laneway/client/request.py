@@ -164,16 +164,15 @@ def _message(message: Message | Mapping[str, str]) -> task_pb2.ChatMessage:
 def _sampling(fields: RequestFields) -> task_pb2.Sampling:
     sampling = task_pb2.Sampling()
     for name, value in fields.items():
-        if name not in _SAMPLING or value is None:
+        if name not in _SAMPLING or name == "logit_bias" or value is None:
             continue
-        if name == "logit_bias":
-            sampling.logit_bias.update(value)
-        elif name in ("stop", "stop_token_ids"):
+        if name in ("stop", "stop_token_ids"):
             if isinstance(value, str):
                 raise InvalidRequest(f"{name} must be a list", field=name)
             getattr(sampling, name).extend(value)
         else:
             setattr(sampling, name, value)
+    sampling.logit_bias.update(fields.get("logit_bias", {}))
     return sampling
 
 
