@@ -1,4 +1,4 @@
-"""Release under virtual time: one pool, stale leases, jobs that arrive in clumps, a scheduler that looks each 250 ms."""
+"""Release under virtual time: one pool, stale leases, jobs in clumps, a scheduler that looks each 250 ms."""
 
 import heapq
 import random

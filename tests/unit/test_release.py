@@ -128,6 +128,8 @@ def test_one_decision_is_bounded() -> None:
         (2, 0, 5, 0.0, 0, 5),  # two of the five are about to be pulled
         (0, 0, 0, 8.0, 0, 2),  # 8 places / 8 s service: 2 end within two seconds
         (0, 0, 0, 1000.0, 0, 2),  # at least one for each worker
+        (0, 0, 0, 2.0, 0, 8),
+        (0, 0, 0, 0.1, 0, 40),  # 80 a second and two looks to bridge
     ],
 )
 def test_room(free: int, ready_priority: int, ready_lower: int, service_s: float, idle: int, queue: int) -> None:

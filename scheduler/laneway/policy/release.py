@@ -41,7 +41,8 @@ class HoldReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseParams:
-    ready_ahead_s: float = 2.0  # released work that waits beyond the free places
+    ready_ahead_s: float = 2.0  # released work that waits beyond the free places, up to one job for each place
+    look_s: float = 0.25  # between looks of the scheduler; at least two of these are bridged, however short the jobs
     lead_s: float = 5.0  # a job is released this long before its latest start, whatever the room
     urgent_s: float = 15.0  # or twice the service time, if longer: then by latest start, ahead of fairness
     urgent_charge: float = 2.0  # urgent jobs cost their tenant and lane this much more
@@ -136,7 +137,8 @@ def room_of(pool: PoolPlan, params: ReleaseParams = ReleaseParams()) -> Room:
     waiting = max(0, ready_lower - left_by_priority)
     if pool.service_s > 0.0:
         ahead = math.ceil(pool.slots * params.ready_ahead_s / pool.service_s)
-        target = max(pool.workers, min(pool.slots, ahead))
+        bridge = math.ceil(pool.slots * 2.0 * params.look_s / pool.service_s)
+        target = max(pool.workers, min(pool.slots, ahead), bridge)
     else:
         target = pool.slots
     return Room(pool.pool, idle, max(0, target - waiting), pool.service_s, pool.workers)

@@ -1,7 +1,7 @@
 """Who leads the schedulers of a region: a term in KV, kept by compare-and-set and renewed while its holder lives.
 
 A holder counts its term from before a renewal was sent, a standby from when it saw the renewal, both by their own
-monotonic clocks; so the holder gives up before a standby takes over. A paused process finds its term over when it wakes.
+monotonic clocks; so the holder gives up before a standby takes over. A process that was paused finds its term over.
 Nothing depends on there being only one leader: releases are guarded and plans carry the epoch. Two just waste work.
 """
 

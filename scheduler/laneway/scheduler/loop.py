@@ -1,0 +1,129 @@
+"""The scheduler of a region: stands by, leads when it is elected, and shows what it knows either way."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import structlog
+
+from laneway.core.catalogue import Catalogue
+from laneway.core.clock import Clock
+from laneway.core.fleet import Plan
+from laneway.core.lanes import Lane
+from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.leases import LeaseWatcher
+from laneway.runtime.plans import PlanView
+from laneway.runtime.records import RecordStore
+from laneway.runtime.settings import Settings
+from laneway.scheduler.decisions import DecisionLog
+from laneway.scheduler.lead import Lead
+from laneway.scheduler.leader import Leadership
+from laneway.scheduler.pauses import Pauses
+
+RETRY_S = 0.5
+
+_log = structlog.get_logger(__name__)
+
+
+class Scheduler:
+    """One process's part. `watching` first, then `run`; everything else may be read at any time."""
+
+    def __init__(self, bus: Bus, settings: Settings, catalogue: Catalogue, clock: Clock) -> None:
+        region = settings.region.name
+        self.region = region
+        self.catalogue = catalogue
+        self.clock = clock
+        self.bus = bus
+        self.lead: Lead | None = None  # while this process leads
+        self.decisions = DecisionLog()
+        self.released: Counter[tuple[str, Lane]] = Counter()
+        self.records = RecordStore(bus, retention_s=settings.nats.retention_s, clock=clock)
+        self.leases = LeaseWatcher(bus, region, clock)
+        self.plans = PlanView(bus, region, on_change=self._plan_changed)
+        self.leadership = Leadership(
+            bus, region, clock, who=f"{bus.name}-{secrets.token_hex(8)}", ttl_s=settings.scheduler.leader_ttl_s
+        )
+        self._look_now = asyncio.Event()
+        self.pauses = Pauses(bus, region, self._look_now.set)
+        self._settings = settings
+        self._plan_watchers: set[asyncio.Event] = set()
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Follows leases, plans and pauses, leading or not. Raises a BusError."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.leases.close)
+            await self.leases.start()
+            stack.push_async_callback(self.plans.close)
+            await self.plans.start()
+            await stack.enter_async_context(self.pauses.watch())
+            yield
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Stands by and leads in turns until told to stop."""
+        while not stop.is_set():
+            await first_of(stop.wait(), self.leadership.campaign())
+            if not self.leadership.held():
+                continue
+            self.lead = self._new_lead()
+            try:
+                await first_of(stop.wait(), self.leadership.keep(), self.lead.run())
+            except BusError as error:
+                _log.warning("term_ended", error=error.message)
+                await first_of(stop.wait(), asyncio.sleep(RETRY_S))
+            finally:
+                self.lead = None
+                await self.leadership.resign()
+
+    async def plan_news(self) -> AsyncGenerator[Plan, None]:
+        """The present plan, then each newer one; a slow reader skips plans."""
+        news = asyncio.Event()
+        self._plan_watchers.add(news)
+        try:
+            seen: Plan | None = None
+            while True:
+                news.clear()
+                plan = self.plans.plan
+                if plan is not None and plan is not seen:
+                    seen = plan
+                    yield plan
+                await news.wait()
+        finally:
+            self._plan_watchers.discard(news)
+
+    def _plan_changed(self, _: Plan) -> None:
+        for news in self._plan_watchers:
+            news.set()
+
+    def _new_lead(self) -> Lead:
+        return Lead(
+            self.bus,
+            self._settings,
+            self.catalogue,
+            self.clock,
+            leadership=self.leadership,
+            leases=self.leases,
+            pauses=self.pauses,
+            records=self.records,
+            decisions=self.decisions,
+            released=self.released,
+            look_now=self._look_now,
+        )
+
+
+async def first_of(*acts: Coroutine[object, object, object]) -> None:
+    """Runs all until the first one ends, then ends the others and waits for them. Raises what any of them raised."""
+    tasks = [asyncio.ensure_future(act) for act in acts]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for outcome in ended:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
+            raise outcome

@@ -1,0 +1,125 @@
+"""Keeps the index of parked jobs equal to what NATS holds.
+
+Built from the park subjects, kept by doorbells (parked; became ready, whoever released it), and compared at intervals
+with the number of messages in the lanes: the subjects are listed again only where the numbers differ twice in a row or
+the connection was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import structlog
+from nats.aio.msg import Msg
+
+from laneway.core import subjects
+from laneway.core.clock import Clock
+from laneway.core.lanes import PARKING_LANES, Lane
+from laneway.core.subjects import ParkSubject
+from laneway.policy.parked import ParkIndex
+from laneway.policy.plan import Depth
+from laneway.runtime.bells import Bell
+from laneway.runtime.bus import Bus
+from laneway.runtime.lanes import LaneStore
+
+NEWCOMERS_MAX = 1_000  # between two looks; only these get a line in the decision log
+
+_log = structlog.get_logger(__name__)
+
+
+class Parking:
+    """The index, and the means to keep it. `changed` is called for what was parked; a ready message needs no look."""
+
+    def __init__(self, bus: Bus, region: str, lanes: LaneStore, clock: Clock, changed: Callable[[], None]) -> None:
+        self.index = ParkIndex()
+        self._bus = bus
+        self._region = region
+        self._lanes = lanes
+        self._clock = clock
+        self._changed = changed
+        self._newcomers: list[str] = []
+        self._gone: set[str] | None = None  # what left while a listing is under way
+        self._suspect: set[Lane] = set()
+
+    @asynccontextmanager
+    async def watch(self, became_ready: Callable[[str, Lane], None]) -> AsyncIterator[None]:
+        """Subscribes to the bells, then builds the index; `became_ready` gets pool and lane of each ready message."""
+
+        def ready(msg: Msg) -> None:
+            _, _, _, lane, pool, _, _, job = msg.subject.split(".")
+            self.forget(job)
+            became_ready(pool, Lane(lane))
+
+        async with AsyncExitStack() as stack:
+            stack.callback(self._bus.on_reconnect(self._suspect_all))
+            await stack.enter_async_context(Bell.parked(self._bus, self._region, self._parked))
+            subscription = await self._bus.listen(subjects.bell(f"lane.{self._region}.>"), ready)
+            stack.push_async_callback(self._bus.unsubscribe, subscription)
+            for lane in PARKING_LANES:
+                await self._list(lane)
+            _log.info("park_index_built", jobs=len(self.index))
+            yield
+
+    def forget(self, job: str) -> ParkSubject | None:
+        if self._gone is not None:
+            self._gone.add(job)
+        return self.index.discard(job)
+
+    def take_back(self, park: ParkSubject, until_s: float) -> None:
+        """A job whose release did not take place; left alone until then."""
+        self.index.add(park, now_ms=self._now_ms())
+        self.index.leave_alone(park.job, int(until_s * 1000))
+
+    def newcomers(self) -> list[str]:
+        """The jobs parked since the last call, as far as they are few."""
+        taken, self._newcomers = self._newcomers, []
+        return taken
+
+    async def reconcile(self, depths: Mapping[tuple[str, Lane], Depth]) -> None:
+        """Compares counts, and lists a lane again where they disagreed the last time as well. Raises a BusError."""
+        for lane in PARKING_LANES:
+            info = await self._bus.api(f"STREAM.INFO.{subjects.lane_stream(self._region, lane)}", {})
+            in_lane = sum(d.ready + d.running for (_, of), d in depths.items() if of is lane)
+            parked = info["state"]["messages"] - in_lane
+            known = sum(self.index.count(pool, lane) for pool in self.index.pools())
+            if parked == known:
+                self._suspect.discard(lane)
+            elif lane not in self._suspect:
+                self._suspect.add(lane)
+            else:
+                self._suspect.discard(lane)
+                await self._list(lane)
+
+    async def _list(self, lane: Lane) -> None:
+        """Makes the index of one lane what the subjects say. What comes or goes meanwhile is known from the bells."""
+        before = [job for job in self.index.jobs() if (park := self.index.get(job)) and park.lane is lane]
+        self._gone = set()
+        try:
+            found = await self._lanes.parked(lane)
+            await asyncio.sleep(0)  # bells that are already here come before the result
+            gone = self._gone
+        finally:
+            self._gone = None
+        present = {park.job for park in found}
+        lost = [job for job in before if job not in present and self.index.discard(job)]
+        missing = [park for park in found if park.job not in gone and park.job not in self.index]
+        new = self.index.add_all(missing, now_ms=self._now_ms())
+        self._newcomers += [park.job for park in missing[: NEWCOMERS_MAX - len(self._newcomers)]]
+        if before and (lost or new):
+            _log.info("park_index_mended", lane=lane.value, added=new, removed=len(lost))
+        if new:
+            self._changed()
+
+    def _parked(self, park: ParkSubject) -> None:
+        if self.index.add(park, now_ms=self._now_ms()):
+            if len(self._newcomers) < NEWCOMERS_MAX:
+                self._newcomers.append(park.job)
+            self._changed()
+
+    def _suspect_all(self) -> None:
+        self._suspect.update(PARKING_LANES)
+
+    def _now_ms(self) -> int:
+        return int(self._clock.now() * 1000)

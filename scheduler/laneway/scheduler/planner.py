@@ -1,0 +1,124 @@
+"""Gathers what a plan is made from (leases, lane depths, parked work, pauses) and publishes plans of one term."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+
+from laneway.core.catalogue import Catalogue
+from laneway.core.clock import Clock
+from laneway.core.fleet import Plan
+from laneway.core.lanes import LANES, PARKING_LANES, Lane
+from laneway.policy.parked import ParkIndex
+from laneway.policy.plan import Depth, Parked, Snapshot, make_plan
+from laneway.runtime.bus import ApiError, Bus
+from laneway.runtime.lanes import LaneStore
+from laneway.runtime.leases import LeaseWatcher
+from laneway.runtime.plans import PlanPublisher
+
+WAITS_MAX = 100_000  # ready messages of a pool and lane whose age is known
+
+
+class ReadyAges:
+    """How long the oldest ready message of a lane has waited, from the bells: messages are pulled in their order, so
+    the last `ready` ones that rang are those that wait."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rang_s: dict[tuple[str, Lane], deque[float]] = {}
+
+    def rang(self, pool: str, lane: Lane) -> None:
+        self._rang_s.setdefault((pool, lane), deque(maxlen=WAITS_MAX)).append(self._clock.monotonic())
+
+    def oldest_s(self, pool: str, lane: Lane, ready: int) -> float:
+        rang_s = self._rang_s.get((pool, lane))
+        if rang_s is None:
+            return 0.0
+        while len(rang_s) > ready:
+            rang_s.popleft()
+        return self._clock.monotonic() - rang_s[0] if rang_s else 0.0
+
+
+class Planner:
+    def __init__(
+        self,
+        bus: Bus,
+        region: str,
+        catalogue: Catalogue,
+        lanes: LaneStore,
+        leases: LeaseWatcher,
+        clock: Clock,
+        *,
+        valid_s: float,
+    ) -> None:
+        self.depths: dict[tuple[str, Lane], Depth] = {}
+        self.ages = ReadyAges(clock)
+        self._region = region
+        self._catalogue = catalogue
+        self._lanes = lanes
+        self._leases = leases
+        self._clock = clock
+        self._valid_s = valid_s
+        self._publisher = PlanPublisher(bus, region)
+        self._version = 0
+        self._published: Plan | None = None
+        self._published_s = float("-inf")  # monotonic
+
+    async def make(self, index: ParkIndex, epoch: int, paused: frozenset[Lane]) -> Plan:
+        """The plan of this moment. Raises a BusError."""
+        keys = [(pool.name, lane) for pool in self._catalogue.pools for lane in LANES]
+        depths = await asyncio.gather(*(self._depth(pool, lane) for pool, lane in keys))
+        self.depths = dict(zip(keys, depths, strict=True))
+        parked = {
+            (pool, lane): Parked(index.count(pool, lane), index.device_s(pool, lane))
+            for pool, lane in keys
+            if lane in PARKING_LANES
+        }
+        snapshot = Snapshot(
+            leases=self._leases.live(),
+            depths=self.depths,
+            parked=parked,
+            demand={pool.name: index.demand(pool.name, PARKING_LANES) for pool in self._catalogue.pools},
+            oldest_wait_s={key: self.ages.oldest_s(*key, depth.ready) for key, depth in self.depths.items()},
+            paused=paused,
+        )
+        self._version += 1
+        return make_plan(
+            snapshot,
+            self._catalogue,
+            region=self._region,
+            epoch=epoch,
+            version=self._version,
+            now_s=self._clock.now(),
+            valid_s=self._valid_s,
+        )
+
+    async def publish(self, plan: Plan, *, least_gap_s: float) -> bool:
+        """Publishes unless the last plan is younger than `least_gap_s`, or as good and still long valid."""
+        age_s = self._clock.monotonic() - self._published_s
+        urgent = self._published is not None and plan.paused != self._published.paused
+        if not urgent and (age_s < least_gap_s or (age_s < self._valid_s / 3 and _same(plan, self._published))):
+            return False
+        await self._publisher.publish(plan)
+        self._published, self._published_s = plan, self._clock.monotonic()
+        return True
+
+    async def _depth(self, pool: str, lane: Lane) -> Depth:
+        try:
+            depth = await self._lanes.depths(lane, pool)
+        except ApiError:  # no such consumer: the pool is not provisioned yet
+            return Depth()
+        return Depth(depth.ready, depth.running)
+
+
+def _same(plan: Plan, other: Plan | None) -> bool:
+    """Whether two plans say the same; the age of waiting messages always grows and does not count."""
+    return other is not None and _essence(plan) == _essence(other)
+
+
+def _essence(plan: Plan) -> Plan:
+    pools = tuple(
+        replace(pool, lanes=tuple(replace(lane, oldest_wait_s=0.0) for lane in pool.lanes)) for pool in plan.pools
+    )
+    return replace(plan, version=0, made_s=0.0, valid_until_s=0.0, pools=pools)

@@ -1,0 +1,244 @@
+"""Ends what nobody else will: records past their deadline, and records whose lane message was never stored.
+
+Follows the headers of all records (state and deadline), so that no body leaves NATS for a job that goes its way: of the
+open jobs it keeps a line each, and reads a record only when that job looks overdue or unaccepted. Doors and workers
+expire jobs too, at the deadline itself; this comes a moment later and catches the jobs that have neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from laneway.core import subjects
+from laneway.core.clock import Clock
+from laneway.core.errors import Code, NotFound
+from laneway.core.job import IllegalTransition, JobError, JobRecord, cancel, expire
+from laneway.core.lanes import JobState, Phase
+from laneway.runtime import metrics
+from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.lanes import LaneStore
+from laneway.runtime.leases import LeaseWatcher
+from laneway.runtime.reading import last_from_leader
+from laneway.runtime.records import RecordHead, RecordStore, StoredRecord
+from laneway.runtime.wire.enums import JOB_STATE_TO_WIRE
+from laneway.runtime.wire.records import UnreadableMessage, encode_record
+from laneway.v1 import bus_pb2
+
+EXPIRE_GRACE_S = 1.0  # after the deadline, for the door and the worker to do it themselves
+EXPIRE_OWNED_GRACE_S = 10.0  # where a living worker owns the job
+ACCEPT_GRACE_S = 5.0  # after publish_by
+LOOK_AFTER_S = 16.0  # a waiting job is looked at this long after it was first seen: publish_by is usually over then
+SWEEP_MAX = 500  # records read in one sweep
+
+_log = structlog.get_logger(__name__)
+_swept = metrics.counter("laneway_jobs_swept_total", "Jobs that the scheduler had to end.", ("reason",))
+
+
+@dataclass(slots=True)
+class _Open:
+    tenant: str
+    sequence: int
+    state: JobState
+    deadline_s: float
+
+
+class OpenJobs:
+    """The jobs that have not ended, from record heads, with the times at which to look at them. Pure."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+        self._deadlines: list[tuple[float, str]] = []  # Unix seconds; entries of ended jobs are skipped
+        self._looks: list[tuple[float, str, int]] = []  # monotonic seconds, job, sequence
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def see(self, head: RecordHead, monotonic_s: float) -> None:
+        if head.state.terminal:
+            self._open.pop(head.job_id, None)
+            return
+        known = self._open.get(head.job_id)
+        if known is None or known.deadline_s != head.deadline_s:
+            heapq.heappush(self._deadlines, (head.deadline_s, head.job_id))
+        self._open[head.job_id] = _Open(head.tenant, head.sequence, head.state, head.deadline_s)
+        if head.state is JobState.WAITING:
+            heapq.heappush(self._looks, (monotonic_s + LOOK_AFTER_S, head.job_id, head.sequence))
+
+    def drop(self, job_id: str) -> None:
+        self._open.pop(job_id, None)
+
+    def overdue(self, now_s: float) -> list[tuple[str, str]]:
+        """(tenant, job) of open jobs whose deadline is over, each once; `again` puts one back."""
+        out: list[tuple[str, str]] = []
+        while self._deadlines and self._deadlines[0][0] <= now_s and len(out) < SWEEP_MAX:
+            deadline_s, job_id = heapq.heappop(self._deadlines)
+            entry = self._open.get(job_id)
+            if entry is not None and entry.deadline_s == deadline_s:
+                out.append((entry.tenant, job_id))
+        return out
+
+    def unclaimed(self, monotonic_s: float) -> list[tuple[str, str]]:
+        """(tenant, job) of jobs that are to be looked at now: waiting, and not written since they were first seen."""
+        out: list[tuple[str, str]] = []
+        while self._looks and self._looks[0][0] <= monotonic_s and len(out) < SWEEP_MAX:
+            _, job_id, sequence = heapq.heappop(self._looks)
+            entry = self._open.get(job_id)
+            if entry is not None and entry.sequence == sequence:
+                out.append((entry.tenant, job_id))
+        return out
+
+    def again(self, job_id: str) -> None:
+        """Looks at the deadline again at the next sweep."""
+        entry = self._open.get(job_id)
+        if entry is not None:
+            heapq.heappush(self._deadlines, (entry.deadline_s, job_id))
+
+    def look_again(self, job_id: str, monotonic_s: float) -> None:
+        entry = self._open.get(job_id)
+        if entry is not None:
+            heapq.heappush(self._looks, (monotonic_s, job_id, entry.sequence))
+
+
+class Sweeper:
+    """Runs while its scheduler leads. `parked` says whether a job is known to be parked, without asking NATS; `ended`
+    is told of each job that ended (a cancelled job leaves its lane without a bell)."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        region: str,
+        records: RecordStore,
+        lanes: LaneStore,
+        leases: LeaseWatcher,
+        clock: Clock,
+        *,
+        parked: Callable[[str], bool],
+        ended: Callable[[str], object],
+        may_act: Callable[[], bool],
+        interval_s: float,
+    ) -> None:
+        self.open = OpenJobs()
+        self.skew_s = 0.0  # NATS time minus ours
+        self._bus = bus
+        self._region = region
+        self._records = records
+        self._lanes = lanes
+        self._leases = leases
+        self._clock = clock
+        self._parked = parked
+        self._ended = ended
+        self._may_act = may_act
+        self._interval_s = interval_s
+
+    async def follow(self) -> None:
+        """Learns of every record, without an end. Raises a BusError where following could not begin."""
+        self.open = OpenJobs()
+        async with self._records.follow_heads(self._region) as heads:
+            async for head in heads:
+                self.open.see(head, self._clock.monotonic())
+                if head.state.terminal:
+                    self._ended(head.job_id)
+
+    async def run(self) -> None:
+        """Sweeps at intervals, without an end."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        for tenant, job_id in self.open.overdue(self._clock.now() - EXPIRE_GRACE_S):
+            if not await self._guarded(self._expire, tenant, job_id):
+                self.open.again(job_id)
+        for tenant, job_id in self.open.unclaimed(self._clock.monotonic()):
+            if not self._parked(job_id) and not await self._guarded(self._check_accepted, tenant, job_id):
+                self.open.look_again(job_id, self._clock.monotonic() + ACCEPT_GRACE_S)
+
+    async def _guarded(self, act: Callable[[StoredRecord], Awaitable[bool]], tenant: str, job_id: str) -> bool:
+        """Whether the job needs no further look; trouble with one job or with NATS ends no sweep."""
+        if not self._may_act():
+            return False
+        try:
+            stored = await self._records.get(self._region, tenant, job_id, leader=True)
+            if stored is None or stored.record.state.terminal:
+                self.open.drop(job_id)
+                return True
+            return await act(stored)
+        except (NotFound, IllegalTransition):
+            return True  # it ended by itself
+        except BusError as error:
+            _log.warning("sweep_failed", job_id=job_id, error=error.message)
+            return False
+        except UnreadableMessage as error:
+            _log.error("record_unreadable", job_id=job_id, error=str(error))
+            self.open.drop(job_id)
+            return True
+
+    async def _expire(self, stored: StoredRecord) -> bool:
+        record, now_s = stored.record, self._clock.now()
+        running = record.state is JobState.RUNNING
+        grace_s = EXPIRE_GRACE_S
+        if running and self._leases.alive(record.owner) is not False:
+            grace_s = EXPIRE_OWNED_GRACE_S
+        if now_s < record.contract.deadline_s + grace_s:
+            return False
+        phase = Phase.DECODE if running else Phase.QUEUE
+        where = "it ran" if running else "it waited for a worker"
+        error = JobError(Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", f"the deadline passed while {where}", phase)
+        await self._end(stored, lambda found: expire(found, error, now_s), owner=record.owner)
+        _swept.labels(reason=error.reason).inc()
+        return True
+
+    async def _check_accepted(self, stored: StoredRecord) -> bool:
+        record = stored.record
+        if record.state is not JobState.WAITING or record.attempt:
+            return True
+        if self._clock.now() + self.skew_s < record.publish_by_s + ACCEPT_GRACE_S:
+            return False
+        if await self._lanes.is_parked(record) or await self._is_ready(record):
+            return True
+        error = JobError(
+            Code.UNAVAILABLE, "NOT_ACCEPTED", "the job was never stored in its lane; nothing ran", Phase.QUEUE
+        )
+
+        def not_accepted(found: JobRecord) -> JobRecord:
+            if found.state is not JobState.WAITING or found.attempt:
+                raise IllegalTransition("the job was claimed", found)
+            return cancel(found, error, self._clock.now())
+
+        await self._end(stored, not_accepted)
+        _swept.labels(reason=error.reason).inc()
+        return True
+
+    async def _is_ready(self, record: JobRecord) -> bool:
+        lane = record.contract.lane
+        wanted = subjects.ready(self._region, lane, record.pool, record.tenant, record.job_id, home="*")
+        return await last_from_leader(self._bus, subjects.lane_stream(self._region, lane), wanted) is not None
+
+    async def _end(
+        self, stored: StoredRecord, transition: Callable[[JobRecord], JobRecord], *, owner: str = ""
+    ) -> None:
+        """Terminal write, then the lane messages, then the hints. The write alone decides."""
+        record = stored.record
+        ended = await self._records.change(record.region, record.tenant, record.job_id, transition, stored=stored)
+        final = ended.record
+        self.open.drop(final.job_id)
+        reason = final.error.reason if final.error else ""
+        _log.info("job_ended", job_id=final.job_id, state=final.state.value, reason=reason)
+        try:
+            await self._lanes.purge(final)
+        finally:
+            event = bus_pb2.JobEvent(
+                job_id=final.job_id,
+                state=JOB_STATE_TO_WIRE[final.state],
+                attempt=final.attempt,
+                record=encode_record(final),
+            )
+            await self._bus.emit(subjects.event(self._region, final.job_id), event.SerializeToString())
+            if owner:
+                hint = bus_pb2.WorkerControl(cancel=bus_pb2.CancelHint(job_id=final.job_id))
+                await self._bus.emit(subjects.control(owner), hint.SerializeToString())

@@ -1,0 +1,86 @@
+"""Why a job is where it is: the steps of its record and of the scheduler, oldest first."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from laneway.core.errors import Code
+from laneway.core.job import (
+    Contract,
+    JobError,
+    JobRecord,
+    Result,
+    Timings,
+    Usage,
+    Verdict,
+    cancel,
+    claim,
+    expire,
+    succeed,
+)
+from laneway.core.lanes import FinishReason, Lane, VerdictKind
+from laneway.scheduler.decisions import DecisionLog, Step
+from laneway.scheduler.explain import Explanation, explain
+
+RECORD = JobRecord(
+    job_id="local-1",
+    tenant="acme",
+    region="local",
+    model="chat",
+    tier="small",
+    pool="chat-small",
+    contract=Contract(Lane.BATCH, 1.0, 0.1, 500.0),
+    verdict=Verdict(VerdictKind.HELD, "HELD_FOR_CAPACITY", "held", Lane.BATCH, hold_until_s=400.0),
+    prompt_tokens=3,
+    max_tokens=16,
+    timings=Timings(created_s=100.0),
+)
+
+
+def said(steps: Sequence[Explanation]) -> list[tuple[str, str, str]]:
+    return [(step.actor, step.action, step.reason) for step in steps]
+
+
+def test_a_parked_job_tells_the_verdict_and_why_it_is_held_now() -> None:
+    now = Step(130.0, "held", "POOL_BUSY", {"parked": "7"})
+    steps = explain(RECORD, [Step(101.0, "held", "POOL_BUSY")], now=now)
+    assert said(steps) == [("admission", "held", "HELD_FOR_CAPACITY"), ("scheduler", "held", "POOL_BUSY")]
+    assert steps[0].facts["hold_until_ms"] == "400000"
+    assert steps[1].facts == {"parked": "7"}
+
+
+def test_a_job_that_ran_twice_tells_both_claims_and_its_end() -> None:
+    record = claim(claim(RECORD, "w1", 140.0), "w2", 150.0, owner_is_dead=True, start_index=5)
+    result = Result("hi", (1, 2), (1, 1), FinishReason.STOP, Usage(3, 0, 2))
+    timings = replace(record.timings, first_token_s=151.0, ended_s=152.0)
+    steps = explain(succeed(record, "w2", 2, result, timings), [Step(120.0, "released", "IDLE_CAPACITY")])
+    assert said(steps) == [
+        ("admission", "held", "HELD_FOR_CAPACITY"),
+        ("scheduler", "released", "IDLE_CAPACITY"),
+        ("worker", "claimed", "FIRST_CLAIM"),
+        ("worker", "claimed", "TAKEN_OVER_OR_RETRIED"),
+        ("worker", "started", "FIRST_TOKEN"),
+        ("worker", "succeeded", "STOP"),
+    ]
+    assert steps[3].facts == {"attempt": "2", "worker": "w2", "start_index": "5"}
+    assert steps[-1].facts == {"completion_tokens": "2"}
+
+
+def test_ends_name_who_ended_the_job() -> None:
+    error = JobError(Code.CANCELLED, "CANCELLED", "by its caller")
+    assert said(explain(cancel(RECORD, error, 160.0), []))[-1] == ("caller", "cancelled", "CANCELLED")
+    late = JobError(Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", "late")
+    assert said(explain(expire(RECORD, late, 500.0), []))[-1] == ("scheduler", "expired", "DEADLINE_EXCEEDED")
+    lost = JobError(Code.UNAVAILABLE, "NOT_ACCEPTED", "lost")
+    assert said(explain(cancel(RECORD, lost, 170.0), []))[-1] == ("scheduler", "cancelled", "NOT_ACCEPTED")
+
+
+def test_the_decision_log_is_bounded_in_jobs_and_steps() -> None:
+    log = DecisionLog(jobs_max=2, steps_max=2)
+    for reason in ("A", "A", "B", "C"):
+        log.add("j1", Step(1.0, "held", reason))
+    assert [s.reason for s in log.of("j1")] == ["B", "C"]
+    log.add("j2", Step(1.0, "held", "A"))
+    log.add("j1", Step(2.0, "released", "D"))
+    log.add("j3", Step(1.0, "held", "A"))
+    assert log.of("j2") == [], "the one decided on longest ago goes first"
+    assert [s.reason for s in log.of("j1")] == ["C", "D"]

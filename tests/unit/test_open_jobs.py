@@ -1,0 +1,48 @@
+"""Which jobs the sweeps look at: each open job at its deadline, and each that was not written for a while."""
+
+from laneway.core.lanes import JobState
+from laneway.runtime.records import RecordHead
+from laneway.scheduler.sweeps import LOOK_AFTER_S, OpenJobs
+
+
+def head(job: str, sequence: int, state: JobState = JobState.WAITING, deadline_s: float = 100.0) -> RecordHead:
+    return RecordHead("acme", job, sequence, state, deadline_s)
+
+
+def test_a_job_is_overdue_once_at_its_deadline_unless_it_ended() -> None:
+    jobs = OpenJobs()
+    jobs.see(head("a", 1), 0.0)
+    jobs.see(head("b", 2), 0.0)
+    jobs.see(head("c", 3, deadline_s=300.0), 0.0)
+    jobs.see(head("b", 4, JobState.SUCCEEDED), 0.0)
+    assert jobs.overdue(99.0) == []
+    assert jobs.overdue(100.0) == [("acme", "a")]
+    assert jobs.overdue(101.0) == []
+    jobs.again("a")
+    assert jobs.overdue(101.0) == [("acme", "a")]
+    jobs.drop("a")
+    jobs.again("a")
+    assert jobs.overdue(101.0) == []
+    assert len(jobs) == 1
+
+
+def test_a_claimed_job_stays_open_and_is_overdue_once() -> None:
+    jobs = OpenJobs()
+    jobs.see(head("a", 1), 0.0)
+    jobs.see(head("a", 2, JobState.RUNNING), 1.0)
+    jobs.see(head("a", 3, JobState.WAITING), 2.0)
+    assert jobs.overdue(100.0) == [("acme", "a")]
+    assert jobs.overdue(100.0) == []
+
+
+def test_only_jobs_that_nobody_wrote_since_are_looked_at() -> None:
+    jobs = OpenJobs()
+    jobs.see(head("a", 1), 0.0)
+    jobs.see(head("b", 2), 0.0)
+    jobs.see(head("b", 3, JobState.RUNNING), 1.0)
+    assert jobs.unclaimed(LOOK_AFTER_S - 1) == []
+    assert jobs.unclaimed(LOOK_AFTER_S) == [("acme", "a")]
+    assert jobs.unclaimed(LOOK_AFTER_S) == []
+    jobs.look_again("a", 50.0)
+    jobs.look_again("gone", 50.0)
+    assert jobs.unclaimed(60.0) == [("acme", "a")]
