@@ -7,6 +7,7 @@ nothing of what the child does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -129,11 +130,11 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the process; nothing happens if it has ended."""
-        if self._process is not None and self._process.returncode is None:
-            try:
-                self._process.send_signal(number)
-            except ProcessLookupError:
-                return
+        if not self.alive:
+            return
+        # Not Process.send_signal: it polls first, and may take the exit status away from asyncio's own waiter.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def kill_group(self) -> None:
         """SIGKILL to whatever of the process's session still runs."""

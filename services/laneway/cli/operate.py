@@ -8,7 +8,7 @@ import typer
 
 from laneway.cli import connect
 from laneway.cli.connect import JsonOption, RoutingOption, SchedulerOption, TimeoutOption, TokenOption
-from laneway.cli.console import clock_time, fail, moment, print_json, print_table, run, say, seconds
+from laneway.cli.console import clock_time, fail, moment, print_json, print_table, run, seconds
 from laneway.core.lanes import Lane
 
 if TYPE_CHECKING:
@@ -134,14 +134,22 @@ def list_models(
 
 @models_app.command("pull")
 def pull_model(name: Annotated[str, typer.Argument(help="A model that Laneway knows.")] = "smollm2") -> None:
-    """Fetch the small model into the cache, once, and check it."""
-    from laneway.core.errors import ConfigError
-    from laneway.runtime.model_files import pull
+    """Fetch the small model into your cache, unless it is here, and print where it is."""
+    from rich.console import Console
 
+    from laneway.core.errors import ConfigError
+    from laneway.runtime.model_files import SMOLLM2, find, pull
+
+    if name != SMOLLM2.name:
+        raise typer.BadParameter(f"Laneway knows {SMOLLM2.name}; other models are files that settings name")
     try:
-        path = pull(name, say)
-    except ConfigError as error:
-        fail(str(error))
+        path = find(SMOLLM2)
+    except ConfigError:
+        try:
+            with Console(stderr=True).status(f"fetching {SMOLLM2.file} ({SMOLLM2.licence})"):
+                path = pull(SMOLLM2)
+        except ConfigError as error:
+            fail(str(error))
     print(path)
 
 
