@@ -1,0 +1,81 @@
+"""Workers with a real nats-server and simulated engines: jobs end exactly once, with what was promised."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from laneway.core.job import Sampling
+from laneway.core.lanes import LANES, FinishReason, JobState, Lane
+from laneway.runtime.local_nats import LocalNats
+from tests.support.nats import eventually
+from tests.support.worker import ByteDoor, ids_of, yard
+
+
+async def test_a_job_runs_and_its_stream_equals_its_result(nats_server: LocalNats):
+    async with yard(nats_server, workers=1) as place, ByteDoor(place.bus) as door:
+        stored = await place.submit(attached=True, door=door.name, max_tokens=20)
+        job_id = stored.record.job_id
+        (record,) = await place.ended(job_id)
+        assert record.state is JobState.SUCCEEDED
+        assert record.result is not None
+        assert record.result.finish_reason is FinishReason.LENGTH
+        assert record.result.usage.completion_tokens == 20
+        assert record.attempt == 1
+        await eventually(lambda: len(door.ids(job_id)) == 20)
+        assert tuple(door.ids(job_id)) == record.result.token_ids
+        assert door.text(job_id) == record.result.text
+        states = [event.state for event in door.events[job_id]]
+        assert len(states) == 2
+        assert door.events[job_id][1].record
+        assert await eventually(place.lanes_empty)
+        assert await eventually(place.workers[0].idle)
+
+
+async def test_500_jobs_over_three_lanes_and_three_workers_end_exactly_once(nats_server: LocalNats):
+    async with yard(nats_server, workers=3, policy__lower_lane_prefills_max=4) as place:
+        lanes = [LANES[i % 3] for i in range(500)]
+        stored = [await place.submit(lane=lane, max_tokens=4) for lane in lanes]
+        records = await place.ended(*ids_of(stored), timeout_s=50)
+        assert Counter(record.state for record in records) == {JobState.SUCCEEDED: 500}
+        assert all(record.attempt == 1 and record.starts == 1 for record in records)
+        assert await eventually(place.lanes_empty)
+        for running in place.workers:
+            await eventually(running.idle)
+            assert len(running.worker.sequences) == 0
+        assert sum(running.worker.rates.jobs_done for running in place.workers) == 500
+        assert all(running.worker.rates.jobs_done for running in place.workers)
+
+
+async def test_copies_of_a_lane_message_run_once(nats_server: LocalNats):
+    async with yard(nats_server, workers=2, nats__ack_wait_priority_s=1.0) as place:
+        stored = [await place.submit(copies=3, max_tokens=30) for _ in range(10)]
+        records = await place.ended(*ids_of(stored))
+        assert {(record.state, record.starts) for record in records} == {(JobState.SUCCEEDED, 1)}
+        assert await eventually(place.lanes_empty)
+        assert sum(running.worker.rates.jobs_done for running in place.workers) == 10
+
+
+async def test_a_stop_string_ends_the_answer_and_frees_the_engine(nats_server: LocalNats):
+    async with yard(nats_server, workers=1) as place, ByteDoor(place.bus) as door:
+        whole = await place.submit(max_tokens=64)
+        (record,) = await place.ended(whole.record.job_id)
+        assert record.result is not None
+        stop = record.result.text[10:13]
+        wanted = record.result.text[: record.result.text.index(stop)]
+        sampling = Sampling(max_tokens=64, temperature=0.0, stop=(stop,))
+        cut = await place.submit(sampling=sampling, attached=True, door=door.name)
+        (record,) = await place.ended(cut.record.job_id)
+        assert record.result is not None
+        assert record.result.finish_reason is FinishReason.STOP_STRING
+        assert record.result.text == wanted
+        job_id = cut.record.job_id
+        await eventually(lambda: len(door.ids(job_id)) == len(record.result.token_ids))  # type: ignore[union-attr] # above
+        assert door.text(job_id) == wanted
+        assert await eventually(place.workers[0].idle)
+
+
+async def test_a_detached_job_says_nothing_to_any_door(nats_server: LocalNats):
+    async with yard(nats_server, workers=1) as place, ByteDoor(place.bus) as door:
+        stored = await place.submit(lane=Lane.BATCH, door=door.name, max_tokens=10)
+        await place.ended(stored.record.job_id)
+        assert not door.batches
