@@ -21,14 +21,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from laneway.cli.child import POLL_S, Child, ReadyNote, StackError
 from laneway.cli.toml_text import merged, toml_text
 
+if TYPE_CHECKING:
+    from laneway.runtime.settings import ModelSettings
+
 __all__ = ["Addresses", "Child", "LocalStack", "Progress", "StackError", "StackOptions"]
 
 NATS_STOP_S = 5.0
+SERVES_S_MAX = 10.0  # from the last part being ready to the first plan at the door
 LOOPBACK = "127.0.0.1:0"  # port 0: any that is free
 # One simulated model in place of the real one: no file to load, and a token each 10 ms.
 _SIMULATED_MODEL = {"name": "chat", "engine": "simulated"}
@@ -118,7 +122,7 @@ class LocalStack:
         """Starts everything and returns once all of it is ready. StackError tells what failed, with its log."""
         for folder in ("logs", "settings", "ready"):
             (self.directory / folder).mkdir(parents=True, exist_ok=True)
-        pools = self._pools()
+        models = self._models()
         await self._start_nats()
         await self._provision()
         try:
@@ -126,15 +130,16 @@ class LocalStack:
                 group.create_task(self._start_service("scheduler", self.options.scheduler_listen))
                 group.create_task(self._start_service("routing", self.options.routing_listen))
                 group.create_task(self._start_service("admission", self.options.admission_listen))
-                for pool, count in pools.items():
-                    for _ in range(count):
-                        group.create_task(self.add_worker(pool))
+                for model in models:
+                    for _ in range(model.workers):
+                        group.create_task(self.add_worker(model.pool_name))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors  # the first; the others were cancelled for it
+        await self._serves([f"{model.name}/{model.tier}" for model in models if model.workers])
 
     async def add_worker(self, pool: str = "", *, settings: Mapping[str, object] | None = None) -> Child:
         """Starts one more worker of a pool (default: the first) and waits until it is ready."""
-        pool = pool or next(iter(self._pools()))
+        pool = pool or self._models()[0].pool_name
         number = self._worker_count[pool] = self._worker_count.get(pool, 0) + 1
         name = f"{pool}-{number}"
         environment = {"LANEWAY_WORKER__NAME": name, "LANEWAY_WORKER__POOL": pool}
@@ -310,13 +315,31 @@ class LocalStack:
             settings["models"] = [_SIMULATED_MODEL]
         return settings
 
-    def _pools(self) -> dict[str, int]:
-        """How many workers each pool of the catalogue gets."""
+    def _models(self) -> tuple[ModelSettings, ...]:
+        """What the stack serves, with the number of workers that it starts for each."""
+        from msgspec.structs import replace as changed
+
         from laneway.runtime.settings import load_settings
 
         file = self.directory / "settings" / "stack.toml"
         file.write_text(toml_text(self._settings()), encoding="utf-8")
-        return {
-            model.pool_name: model.workers if self.options.workers is None else self.options.workers
-            for model in load_settings(config=file).models
-        }
+        models = load_settings(config=file).models
+        if self.options.workers is None:
+            return models
+        return tuple(changed(model, workers=self.options.workers) for model in models)
+
+    async def _serves(self, names: list[str]) -> None:
+        """Waits until the door has heard of the workers: it refuses what no worker could serve."""
+        from laneway.client import Client, VerdictKind
+
+        async def refusal(client: Client, name: str) -> str:
+            verdict = (await client.quote(model=name, token_ids=[1], max_tokens=1, lane="priority")).verdict
+            return "" if verdict.kind is not VerdictKind.REFUSED else f"{verdict.message} ({verdict.reason})"
+
+        give_up = time.monotonic() + SERVES_S_MAX
+        async with Client(self.addresses.admission) as client:
+            for name in names:
+                while why := await refusal(client, name):
+                    if time.monotonic() >= give_up:
+                        raise StackError(f"all parts run, and {name} is still refused: {why}")
+                    await asyncio.sleep(POLL_S)
