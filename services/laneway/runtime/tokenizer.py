@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from laneway.core.errors import ConfigError, InvalidRequest
@@ -38,7 +39,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text; no control token is added or recognised."""
+        """Ids of plain text. No control token in it is recognised; a begin mark is added where the model wants one."""
         ...
 
     def encode_chat(self, messages: Sequence[ChatTurn], *, continue_final: bool = False) -> list[int]:
@@ -66,6 +67,14 @@ def load_tokenizer(spec: str) -> Tokenizer:
 def _load(spec: str) -> Tokenizer:
     if spec == "bytes":
         return ByteTokenizer()
+    from laneway.runtime import gguf_tokenizer, model_files
+
+    if spec == model_files.SMOLLM2.name:
+        return gguf_tokenizer.from_gguf(model_files.find(model_files.SMOLLM2))
+    if spec.endswith(".gguf"):
+        return gguf_tokenizer.from_gguf(Path(spec))
+    if spec.endswith(".json"):
+        return gguf_tokenizer.from_json(Path(spec))
     raise ConfigError(f'tokenizer = "{spec}": give "bytes", "smollm2", or the path of a .gguf or tokenizer.json file')
 
 
@@ -82,11 +91,10 @@ class ByteTokenizer:
         return list(utf8(text, "spec.generate.text"))
 
     def encode_chat(self, messages: Sequence[ChatTurn], *, continue_final: bool = False) -> list[int]:
-        check_plain_chat(messages, continue_final=continue_final)
+        check_chat(messages, PLAIN_ROLES, continue_final=continue_final)
         ids: list[int] = []
-        for index, turn in enumerate(messages):
-            content = utf8(turn.content, message_field(index, "parts"))
-            ids += [TURN_START, *turn.role.encode(), 0x0A, *content, TURN_END, 0x0A]
+        for turn in messages:
+            ids += [TURN_START, *turn.role.encode(), 0x0A, *turn.content.encode(), TURN_END, 0x0A]
         if continue_final:
             return ids[:-2]
         return [*ids, TURN_START, *b"assistant\n"]
@@ -104,17 +112,18 @@ def utf8(text: str, field: str) -> bytes:
         raise InvalidRequest("the text holds half a surrogate pair, which is no character", field=field) from None
 
 
-def check_plain_chat(messages: Sequence[ChatTurn], *, continue_final: bool) -> None:
-    """Raises InvalidRequest unless there are messages, all of plain roles, and the last fits `continue_final`."""
+def check_chat(messages: Sequence[ChatTurn], roles: Sequence[str], *, continue_final: bool) -> None:
+    """Raises InvalidRequest unless there are messages, all of known roles and real text, and the last may go on."""
     if not messages:
         raise InvalidRequest("a chat prompt needs at least one message", field="spec.generate.chat.messages")
     for index, turn in enumerate(messages):
-        if turn.role not in PLAIN_ROLES:
+        if turn.role not in roles:
             raise InvalidRequest(
-                f"the model's chat template has no such role; it knows {', '.join(PLAIN_ROLES)}",
+                f"the model's chat template has no such role; it knows {', '.join(roles)}",
                 field=message_field(index, "role"),
                 reason="UNSUPPORTED_ROLE",
             )
+        utf8(turn.content, message_field(index, "parts"))
     if continue_final and messages[-1].role != "assistant":
         raise InvalidRequest(
             "only a last message of the role assistant can be continued",
