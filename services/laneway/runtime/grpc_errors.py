@@ -115,11 +115,12 @@ def _from_details(code: Code, message: str, status: status_pb2.Status, pushback_
         return errors.InvalidRequest(message, reason="MESSAGE_TOO_LARGE")  # from the gRPC library: no retry can help
     facts = dict(info.metadata)
     phase = facts.pop("phase", "").lower()
+    reason = info.reason if info.domain == DOMAIN else ""
     return _make(
-        _kind(code, info.reason),
+        _kind(code, reason),
         code,
         message,
-        reason=info.reason if info.domain == DOMAIN else "",
+        reason=reason,
         field=request.field_violations[0].field if request.field_violations else "",
         retry_after_s=span_s(retry.retry_delay) if retry.HasField("retry_delay") else pushback_s,
         phase=Phase(phase) if phase in set(Phase) else None,

@@ -100,11 +100,13 @@ def _report(name: str, error: BaseException) -> int:
 
 
 def announce_ready(settings: Settings, service: str, address: str = "", *, metrics: str = "") -> None:
-    """Says that the service can serve: in the log, and in the ready file where one is set (written atomically)."""
+    """Says that the service can serve: in the ready file where one is set (written atomically), and in the log."""
+    if settings.process.ready_file:
+        _write_ready(Path(settings.process.ready_file), service, address, metrics)
     log.info("service_ready", address=address, metrics=metrics)
-    if not settings.process.ready_file:
-        return
-    path = Path(settings.process.ready_file)
+
+
+def _write_ready(path: Path, service: str, address: str, metrics: str) -> None:
     content = {"service": service, "address": address, "metrics": metrics, "pid": os.getpid()}
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:

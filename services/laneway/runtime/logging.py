@@ -12,6 +12,7 @@ from collections.abc import MutableMapping
 from typing import Any, Literal, TextIO
 
 import structlog
+import structlog.tracebacks
 
 VALUE_CHARACTERS_MAX = 2048
 WITHHELD_KEYS = frozenset(
@@ -52,10 +53,12 @@ def set_up_logging(
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+    # Neither form shows the values of local variables in a traceback: a prompt could be among them.
+    tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=20)
     last: list[structlog.types.Processor] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
         if as_json
-        else [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        else [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)]
     )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
