@@ -5,6 +5,7 @@ from tests.support.nats import bus, catalogue, nats_server, provisioned_bus
 
 import asyncio
 import inspect
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -120,14 +121,7 @@ def make_job(record: JobRecord) -> LaneJob:
     return LaneJob(record, GenerateTask((72, 105, 33), Sampling(max_tokens=record.max_tokens)))
 
 
-def _count():
-    number = 0
-    while True:
-        number += 1
-        yield number
-
-
-_numbers = _count()
+_numbers = itertools.count(1)
 
 
 async def eventually(predicate: Callable[[], object | Awaitable[object]], timeout_s: float = 10.0) -> Any:

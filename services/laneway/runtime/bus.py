@@ -57,8 +57,7 @@ __all__ = [
 
 SERVER_VERSION_MIN = (2, 15)
 PAYLOAD_HEADROOM_BYTES = 4096  # for what the server adds: schedule, republish and direct-get headers
-PUBLISH_TIMEOUT_S = 2.0
-API_TIMEOUT_S = 5.0
+API_PATIENCE = 2.5  # requests of the API may take longer than publishes by this factor
 CLOSE_TIMEOUT_S = 2.0
 RECONNECT_S_MAX = 2.0
 
@@ -90,11 +89,11 @@ _ack_decoder = msgspec.json.Decoder(_PubAck)
 class Bus:
     """One connection. All methods may be called concurrently from the loop that connected."""
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: Client, name: str, timeout_s: float = 2.0) -> None:
         self.nc = client
         self.js: JetStreamContext = client.jetstream()
         self.name = name
-        self.inbox = ""
+        self._timeout_s = timeout_s
         self.errors = 0  # asynchronous errors and refused permissions seen so far
         self.reconnects = 0
         self._requests: Requests
@@ -107,12 +106,13 @@ class Bus:
     async def connect(cls, settings: NatsSettings, *, name: str) -> Bus:
         """Connects and checks the server. ConfigError: mend the settings or the server; Unavailable: not reachable."""
         client = Client()
-        bus = cls(client, name)
+        bus = cls(client, name, settings.request_timeout_s)
         inbox_prefix = f"_INBOX_{name}"
-        last_error: list[Exception] = []
+        seen: list[Exception] = []
 
         async def on_error(error: Exception) -> None:
-            last_error[:] = [error]
+            if not bus._up.is_set():
+                seen.append(error)
             bus._failed(error)
 
         try:
@@ -138,9 +138,8 @@ class Bus:
         except (TimeoutError, OSError, nats.errors.Error) as error:
             bus._closing = True
             await client.close()
-            raise _connect_failure(settings.url, last_error[0] if last_error else error) from error
-        bus.inbox = client.new_inbox()
-        bus._requests = Requests(client, bus.inbox)
+            raise _connect_failure(settings.url, seen or [error]) from error
+        bus._requests = Requests(client, client.new_inbox())
         bus._up.set()
         try:
             await bus._requests.start()
@@ -227,7 +226,7 @@ class Bus:
         payload: bytes,
         headers: Mapping[str, str] | None = None,
         *,
-        timeout_s: float = PUBLISH_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> int:
         """Publishes into JetStream and returns the stream sequence. bus_errors says what each error leaves behind."""
         return (await self.store_checked(subject, payload, headers, timeout_s=timeout_s)).sequence
@@ -238,10 +237,11 @@ class Bus:
         payload: bytes,
         headers: Mapping[str, str] | None = None,
         *,
-        timeout_s: float = PUBLISH_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> Stored:
         """As `store`, and says whether the server took the message for a duplicate."""
         self._check_size(payload, headers)
+        timeout_s = timeout_s or self._timeout_s
         await self.wait_connected(timeout_s)
         try:
             msg = await self._requests.request(subject, payload, headers, timeout_s=timeout_s)
@@ -279,9 +279,7 @@ class Bus:
 
     # --- requests and subscriptions ------------------------------------------------------------------
 
-    async def api(
-        self, subject: str, body: Mapping[str, object], *, timeout_s: float = API_TIMEOUT_S
-    ) -> dict[str, Any]:
+    async def api(self, subject: str, body: Mapping[str, object], *, timeout_s: float | None = None) -> dict[str, Any]:
         """A request to $JS.API.<subject>. Raises ApiError, NoStream (nobody serves it), NoAnswer, NotConnected."""
         msg = await self.request(f"$JS.API.{subject}", msgspec.json.encode(body) if body else b"", timeout_s=timeout_s)
         answer: dict[str, Any] = msgspec.json.decode(msg.data)
@@ -296,10 +294,11 @@ class Bus:
         payload: bytes,
         headers: Mapping[str, str] | None = None,
         *,
-        timeout_s: float = API_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> Msg:
         """A plain request, such as a direct get. Raises NoStream, NoAnswer, NotConnected."""
         self._check_size(payload, headers)
+        timeout_s = timeout_s or self._timeout_s * API_PATIENCE
         await self.wait_connected(timeout_s)
         try:
             return await self._requests.request(subject, payload, headers, timeout_s=timeout_s)
@@ -369,9 +368,11 @@ def _secret(path: str, setting: str) -> str:
         raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}") from error
 
 
-def _connect_failure(url: str, error: Exception) -> Exception:
-    text = str(error) or type(error).__name__
-    if "authorization" in text.lower():
+def _connect_failure(url: str, seen: list[Exception]) -> Exception:
+    texts = [str(error) or type(error).__name__ for error in seen]
+    refused = next((text for text in texts if "authorization" in text.lower()), "")
+    text = refused or texts[-1]
+    if refused:
         return ConfigError(
             f"NATS at {url} refused our credentials; check nats.user, password_file, token_file ({text})"
         )

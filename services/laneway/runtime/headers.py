@@ -10,6 +10,7 @@ STATUS = "Status"
 DESCRIPTION = Header.DESCRIPTION  # nats-py keys it by its enum member, whose hash is not that of the string
 MSG_ID = "Nats-Msg-Id"
 TTL = "Nats-TTL"
+WRITE = "Laneway-Write"  # names one write of a record, so that its writer knows it again
 EXPECTED_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_SUBJECT_SEQUENCE_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 SCHEDULE = "Nats-Schedule"

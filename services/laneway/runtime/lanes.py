@@ -8,7 +8,6 @@ server fires it.
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,8 +17,7 @@ from laneway.core import subjects
 from laneway.core.job import JobRecord, LaneJob
 from laneway.core.lanes import Lane
 from laneway.core.subjects import ParkSubject
-from laneway.runtime.bus import ApiError, Bus, PublishUnknown, WrongSequence
-from laneway.runtime.bus_errors import ERR_MESSAGE_NOT_FOUND
+from laneway.runtime.bus import Bus, PublishUnknown, WrongSequence
 from laneway.runtime.headers import (
     EXPECTED_SUBJECT_SEQUENCE,
     EXPECTED_SUBJECT_SEQUENCE_SUBJECT,
@@ -28,10 +26,8 @@ from laneway.runtime.headers import (
     SCHEDULE_NEXT,
     SCHEDULE_TARGET,
     SCHEDULER,
-    SEQUENCE,
-    STATUS,
 )
-from laneway.runtime.records import subject_list
+from laneway.runtime.reading import StoredMessage, last_from_leader, last_message, subject_list
 from laneway.runtime.wire.records import encode_lane_job
 
 # A schedule this close fires by itself; a release now would race with it.
@@ -108,7 +104,11 @@ class LaneStore:
             return ReleaseOutcome.GONE
         if abs(parked.fire_at_s - now_s) <= SCHEDULE_GUARD_S:
             return ReleaseOutcome.TOO_CLOSE
-        headers = {
+        return await self._act(park, parked, park.ready, self._release_headers(park, parked, reason))
+
+    @staticmethod
+    def _release_headers(park: ParkSubject, parked: _Parked, reason: str) -> dict[str, str]:
+        return {
             **parked.kept,
             subjects.H_RELEASED_BY: reason,
             SCHEDULER: str(park),
@@ -116,7 +116,6 @@ class LaneStore:
             EXPECTED_SUBJECT_SEQUENCE: str(parked.sequence),
             EXPECTED_SUBJECT_SEQUENCE_SUBJECT: str(park),
         }
-        return await self._act(park, parked, park.ready, headers)
 
     async def restagger(self, park: ParkSubject, fire_at_s: float, *, now_s: float) -> ReleaseOutcome:
         """Gives a parked job another fire time; its subject stays the same."""
@@ -148,21 +147,10 @@ class LaneStore:
 
     async def _parked_message(self, park: ParkSubject) -> _Parked | None:
         stream = subjects.lane_stream(self._region, park.lane)
-        msg = await self._bus.request(f"$JS.API.DIRECT.GET.{stream}.{park}", b"")
-        headers = msg.headers or {}
-        if headers.get(STATUS) != "404":
-            return _parked(msg.data, int(headers[SEQUENCE]), headers)
-        # A replica may be behind: only the leader can say that there is none.
-        try:
-            answer = await self._bus.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": str(park)})
-        except ApiError as error:
-            if error.err_code == ERR_MESSAGE_NOT_FOUND:
-                return None
-            raise
-        message = answer["message"]
-        return _parked(
-            base64.b64decode(message.get("data", "")), message["seq"], _header_lines(message.get("hdrs", ""))
-        )
+        found = await last_message(self._bus, stream, str(park))
+        if found is None:  # a replica may be behind: only the leader can say that there is none
+            found = await last_from_leader(self._bus, stream, str(park))
+        return _parked(found) if found else None
 
     # --- out of the lanes, and what is in them -------------------------------------------------------
 
@@ -236,14 +224,7 @@ def _rfc3339(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _parked(data: bytes, sequence: int, headers: Mapping[str, str]) -> _Parked:
-    stamp = headers[SCHEDULE].removeprefix("@at ").strip()
-    kept = {name: headers[name] for name in KEPT_HEADERS if name in headers}
-    return _Parked(data, sequence, datetime.fromisoformat(stamp).timestamp(), kept)
-
-
-def _header_lines(encoded: str) -> dict[str, str]:
-    """Headers as STREAM.MSG.GET gives them: base64 of the raw block."""
-    lines = base64.b64decode(encoded).decode("utf-8", "replace").split("\r\n")[1:]
-    pairs = (line.partition(":") for line in lines if line)
-    return {name.strip(): value.strip() for name, _, value in pairs}
+def _parked(message: StoredMessage) -> _Parked:
+    stamp = message.headers[SCHEDULE].removeprefix("@at ").strip()
+    kept = {name: message.headers[name] for name in KEPT_HEADERS if name in message.headers}
+    return _Parked(message.data, message.sequence, datetime.fromisoformat(stamp).timestamp(), kept)

@@ -23,7 +23,7 @@ INGEST_MESSAGES_MAX = 100_000
 INGEST_ACK_WAIT_S = 30.0
 WAITING_PULLS_MAX = 4096
 ACK_PENDING_FACTOR = 4  # delayed NAKs count as pending
-ACK_PENDING_MIN = 64
+ACK_PENDING_MIN = 1000  # at the limit the server leaves pulls without an answer; workers claim only what they can run
 INGEST_CONSUMER = "admission"
 
 Config = dict[str, object]

@@ -19,9 +19,9 @@ from laneway.core import subjects
 from laneway.core.clock import Clock
 from laneway.core.fleet import LEASE_S, RENEW_S, WorkerLease
 from laneway.runtime.bus import Bus, BusError
-from laneway.runtime.headers import STATUS, TTL
+from laneway.runtime.headers import TTL
 from laneway.runtime.link import LinkWatch
-from laneway.runtime.records import subject_list
+from laneway.runtime.reading import last_message, subject_list
 from laneway.runtime.wire.records import UnreadableMessage, decode_lease, encode_lease
 
 KV_OPERATION = "KV-Operation"
@@ -98,10 +98,9 @@ class LeaseWatcher:
     async def _read(self) -> None:
         stream = f"KV_{self._bucket}"
         for subject in await subject_list(self._bus, stream, subjects.kv_subject(self._bucket, ">")):
-            msg = await self._bus.request(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
-            headers = msg.headers or {}
-            if headers.get(STATUS) != "404" and _worker_id(subject) not in self._heard_s:
-                self._take(subject, msg.data, headers.get(KV_OPERATION))
+            found = await last_message(self._bus, stream, subject)
+            if found is not None and _worker_id(subject) not in self._heard_s:
+                self._take(subject, found.data, found.headers.get(KV_OPERATION))
 
     def _heard(self, msg: Msg) -> None:
         self._take(msg.subject, msg.data, (msg.headers or {}).get(KV_OPERATION))

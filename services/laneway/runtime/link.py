@@ -30,6 +30,7 @@ class LinkWatch:
         self._on_gap = on_gap
         self._echo_s = 0.0
         self._subscription: Subscription | None = None
+        self._unregister: Callable[[], None] = lambda: None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -42,6 +43,7 @@ class LinkWatch:
                 self._on_gap()
 
         self._subscription = await self._bus.listen(inbox, echoed)
+        self._unregister = self._bus.on_reconnect(self._on_gap)  # a gap, however short
         self._echo_s = loop.time()
         self._task = asyncio.create_task(self._probe(inbox), name="link-probe")
 
@@ -57,8 +59,8 @@ class LinkWatch:
         return self._bus.connected and asyncio.get_running_loop().time() - self._echo_s <= SILENCE_S_MAX
 
     async def close(self) -> None:
+        self._unregister()
         await self._bus.unsubscribe(self._subscription)
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait({self._task})

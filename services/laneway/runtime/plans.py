@@ -6,6 +6,7 @@ plan is still good is for its reader to ask: a stale plan means conservative adm
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import structlog
@@ -14,8 +15,8 @@ from nats.aio.subscription import Subscription
 
 from laneway.core import subjects
 from laneway.core.fleet import Plan
-from laneway.runtime.bus import Bus
-from laneway.runtime.headers import STATUS
+from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.reading import last_message
 from laneway.runtime.wire.records import UnreadableMessage, decode_plan, encode_plan
 
 _log = structlog.get_logger(__name__)
@@ -41,18 +42,38 @@ class PlanView:
         self._subject = subjects.plan_changes(region)
         self._on_change = on_change
         self._subscription: Subscription | None = None
+        self._unregister: Callable[[], None] = lambda: None
+        self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self._subscription = await self._bus.listen(self._subject, self._received)
-        msg = await self._bus.request(f"$JS.API.DIRECT.GET.{self._stream}.{self._subject}", b"")
-        if (msg.headers or {}).get(STATUS) != "404":
-            self._received(msg)
+        self._unregister = self._bus.on_reconnect(self._read_again)
+        await self._read()
+
+    def _read_again(self) -> None:
+        """After a reconnect: the plan of the time between was published to nobody here."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._try_to_read(), name="plan-read")
+
+    async def _try_to_read(self) -> None:
+        try:
+            await self._read()
+        except BusError as error:  # the next plan comes by itself, and until then the old one runs out
+            _log.warning("plan_not_read", error=error.message)
+
+    async def _read(self) -> None:
+        found = await last_message(self._bus, self._stream, self._subject)
+        if found is not None:
+            self._take(found.data)
 
     def _received(self, msg: Msg) -> None:
-        if not msg.data:
+        self._take(msg.data)
+
+    def _take(self, data: bytes) -> None:
+        if not data:
             return  # the key was deleted; the plan we have runs out by itself
         try:
-            plan = decode_plan(msg.data)
+            plan = decode_plan(data)
         except UnreadableMessage as error:
             _log.warning("plan_unreadable", error=str(error))
             return
@@ -67,5 +88,8 @@ class PlanView:
         return self.plan is not None and now_s < self.plan.valid_until_s
 
     async def close(self) -> None:
+        self._unregister()
         await self._bus.unsubscribe(self._subscription)
-        self._subscription = None
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})

@@ -31,6 +31,10 @@ from laneway.runtime.wire.records import decode_lane_job
 __all__ = ["Bell", "Delivery", "LanePuller"]
 
 PULL_TIMEOUT_S = 2.0
+# Once something came, a pause this long ends the pull: at max_ack_pending the server stops without a word, and what
+# came must not wait for what does not.
+QUIET_S = 0.05
+DRAIN_TIMEOUT_S = 0.5
 _NS = 1_000_000_000
 
 _log = structlog.get_logger(__name__)
@@ -141,17 +145,21 @@ class Puller:
         self._count += 1
         self._current = f"{self._inbox}.{self._count}"
         self._ended, self.trouble = False, ""
-        timed_out = False
+        before, timed_out = len(self._arrived), False
+        loop = asyncio.get_running_loop()
         try:
             body = b'{"batch":%d,"no_wait":true}' % missing
             await self._bus.nc.publish(self._request_subject, body, reply=self._current)
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
                 while not self._ended and len(self._arrived) < batch:
                     self._changed.clear()
                     await self._changed.wait()
+                    if len(self._arrived) > before:
+                        limit.reschedule(loop.time() + QUIET_S)
         except TimeoutError:
             timed_out = True
-            self.trouble = f"a pull was not answered within {timeout_s} s"
+            came = len(self._arrived) - before
+            self.trouble = f"a pull for {missing} got {came} and no end; is max_ack_pending reached?"
         except nats.errors.Error as error:
             self.trouble = repr(error)
         finally:
@@ -165,13 +173,21 @@ class Puller:
         The server drops pulls whose inbox has no subscriber. What is already on its way is still received: the old
         subscription is drained, not cut.
         """
-        _log.warning("pull_abandoned", consumer=self._name)
+        _log.warning("pull_abandoned", consumer=self._name, trouble=self.trouble)
         old = self._subscription
         await self._listen()
-        if old is not None and self._bus.connected:
-            with contextlib.suppress(nats.errors.Error, TimeoutError):
-                async with asyncio.timeout(PULL_TIMEOUT_S):
-                    await old.drain()  # type: ignore[no-untyped-call]
+        await self._drain(old)
+
+    async def _drain(self, subscription: Subscription | None) -> None:
+        if subscription is None or not self._bus.connected:
+            return
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                await subscription.drain()  # type: ignore[no-untyped-call]
+        except (nats.errors.Error, TimeoutError):
+            # The server does not answer. It was told to stop; forgetting the subscription keeps a reconnect from
+            # making it anew.
+            self._bus.nc._remove_sub(subscription._id)
 
     def _take(self, batch: int) -> list[Delivery]:
         """The oldest of what arrived. Of several deliveries of one message only the newest can be acknowledged."""
@@ -185,10 +201,7 @@ class Puller:
         """Stops listening. What arrived and was not taken is given back at once."""
         self._unregister()
         subscription, self._subscription = self._subscription, None
-        if subscription is not None and self._bus.connected:
-            with contextlib.suppress(nats.errors.Error, TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await subscription.drain()  # type: ignore[no-untyped-call]
+        await self._drain(subscription)
         for delivery in self._take(len(self._arrived)):
             with contextlib.suppress(nats.errors.Error):
                 await delivery.nak()

@@ -7,10 +7,10 @@ resolved. Which change is legal is core.job's business.
 from __future__ import annotations
 
 import asyncio
-import base64
 import math
 import random
 import re
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -22,17 +22,16 @@ from laneway.core.clock import Clock
 from laneway.core.errors import NotFound
 from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState
-from laneway.runtime.bus import ApiError, Bus, BusError, NoAnswer, NoStream, NotConnected, PublishUnknown, WrongSequence
-from laneway.runtime.bus_errors import ERR_MESSAGE_NOT_FOUND
+from laneway.runtime.bus import Bus, BusError, NoAnswer, NoStream, NotConnected, PublishUnknown, WrongSequence
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.following import follow
 from laneway.runtime.headers import (
     EXPECTED_SUBJECT_SEQUENCE,
-    SEQUENCE,
-    STATUS,
     TTL,
+    WRITE,
     ack_sequence,
 )
+from laneway.runtime.reading import last_from_leader, last_message, subject_list
 from laneway.runtime.wire.records import decode_record, encode_record
 
 RETENTION_S = 86_400.0
@@ -66,17 +65,15 @@ class RecordHead:
     sequence: int
     state: JobState
     deadline_s: float
+    created_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Raw:
-    """A stored record with its bytes, to recognise one's own write."""
+class _Read:
+    """A stored record and the name of the write that stored it: two writers may well write equal records."""
 
-    data: bytes
-    sequence: int
-
-    def decoded(self) -> StoredRecord:
-        return StoredRecord(decode_record(self.data), self.sequence)
+    stored: StoredRecord
+    write: str
 
 
 class RecordStore:
@@ -86,6 +83,8 @@ class RecordStore:
         self._bus = bus
         self._retention_s = retention_s
         self._clock = clock or SystemClock()
+        self._writer = secrets.token_hex(6)
+        self._writes = 0
 
     # --- writes --------------------------------------------------------------------------------------
 
@@ -105,23 +104,30 @@ class RecordStore:
 
     async def update(self, record: JobRecord, expected_sequence: int) -> int:
         """Writes the record if its last write has the expected sequence. Raises WrongSequence, PublishUnknown."""
-        return await self._put(record, encode_record(record), expected_sequence)
+        return await self._put(record, expected_sequence, self._next_write())
 
-    async def _put(self, record: JobRecord, payload: bytes, expected_sequence: int) -> int:
+    def _next_write(self) -> str:
+        self._writes += 1
+        return f"{self._writer}-{self._writes}"
+
+    async def _put(self, record: JobRecord, expected_sequence: int, write: str) -> int:
         headers = {
+            WRITE: write,
             EXPECTED_SUBJECT_SEQUENCE: str(expected_sequence),
             TTL: f"{self._ttl_s(record)}s",
             subjects.H_RECORD_STATE: record.state.value,
             subjects.H_RECORD_DEADLINE: str(round(record.contract.deadline_s * 1000)),
+            subjects.H_RECORD_CREATED: str(round(record.timings.created_s * 1000)),
         }
-        return await self._bus.store(subjects.record(record.region, record.tenant, record.job_id), payload, headers)
+        subject = subjects.record(record.region, record.tenant, record.job_id)
+        return await self._bus.store(subject, encode_record(record), headers)
 
     def _ttl_s(self, record: JobRecord) -> int:
         """Whole seconds, rounded up. A refusal is kept for an hour; all else beyond its deadline."""
         if record.state is JobState.REFUSED:
             return math.ceil(REFUSED_RETENTION_S)
         left_s = max(0.0, record.contract.deadline_s - self._clock.now())
-        return min(TTL_S_MAX, math.ceil(left_s + self._retention_s))
+        return max(1, min(TTL_S_MAX, math.ceil(left_s + self._retention_s)))
 
     async def change(
         self,
@@ -138,25 +144,25 @@ class RecordStore:
         transition takes place once. Raises NotFound, what the transition raises (IllegalTransition), and at last the
         bus error that kept it from succeeding.
         """
-        sent: list[bytes] = []
+        write = self._next_write()
+        unknown = False
         trouble: BusError | None = None
         for attempt in range(CHANGE_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(random.uniform(0.5, 1.0) * min(1.0, 0.01 * 2**attempt))
             try:
                 if stored is None:
-                    raw = await self._read(region, tenant, job_id, leader=attempt > 0)
-                    if raw is None:
+                    found = await self._read(region, tenant, job_id, leader=attempt > 0)
+                    if found is None:
                         raise NotFound("there is no such job", job_id=job_id)
-                    stored = raw.decoded()
-                    if raw.data in sent:
+                    stored = found.stored
+                    if unknown and found.write == write:
                         return stored
                 record = transition(stored.record)
-                payload = encode_record(record)
-                sent.append(payload)
-                return StoredRecord(record, await self._put(record, payload, stored.sequence))
+                return StoredRecord(record, await self._put(record, stored.sequence, write))
             except (WrongSequence, PublishUnknown, NoStream, NotConnected, NoAnswer) as error:
                 stored, trouble = None, error
+                unknown = unknown or isinstance(error, PublishUnknown)
         assert trouble is not None
         raise trouble
 
@@ -164,25 +170,15 @@ class RecordStore:
 
     async def get(self, region: str, tenant: str, job_id: str, *, leader: bool = False) -> StoredRecord | None:
         """The record, or None. A replica may be behind; with `leader` the stream's leader answers."""
-        raw = await self._read(region, tenant, job_id, leader=leader)
-        return raw.decoded() if raw else None
+        found = await self._read(region, tenant, job_id, leader=leader)
+        return found.stored if found else None
 
-    async def _read(self, region: str, tenant: str, job_id: str, *, leader: bool) -> _Raw | None:
+    async def _read(self, region: str, tenant: str, job_id: str, *, leader: bool) -> _Read | None:
         stream, subject = subjects.jobs_stream(region), subjects.record(region, tenant, job_id)
-        if leader:
-            try:
-                answer = await self._bus.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
-            except ApiError as error:
-                if error.err_code == ERR_MESSAGE_NOT_FOUND:
-                    return None
-                raise
-            message = answer["message"]
-            return _Raw(base64.b64decode(message.get("data", "")), message["seq"])
-        msg = await self._bus.request(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
-        headers = msg.headers or {}
-        if headers.get(STATUS) == "404":
+        last = await (last_from_leader if leader else last_message)(self._bus, stream, subject)
+        if last is None:
             return None
-        return _Raw(msg.data, int(headers[SEQUENCE]))
+        return _Read(StoredRecord(decode_record(last.data), last.sequence), last.headers.get(WRITE, ""))
 
     async def list_ids(self, region: str, tenant: str) -> list[str]:
         """All job ids of a tenant, newest first; ids made from idempotency keys carry no time and come last."""
@@ -222,31 +218,20 @@ class RecordStore:
 
             async def heads() -> AsyncIterator[RecordHead]:
                 async for msg in messages:
-                    head = _head(msg)
+                    head = head_of(msg)
                     if head is not None:
                         yield head
 
             yield heads()
 
 
-def _head(msg: Msg) -> RecordHead | None:
+def head_of(msg: Msg) -> RecordHead | None:
+    """What the headers of a delivered record say; None for a message that is not one."""
     headers = msg.headers or {}
     state = headers.get(subjects.H_RECORD_STATE)
     if state is None:  # not written by us
         return None
     _, tenant, job_id = subjects.record_parts(msg.subject)
     deadline_s = int(headers.get(subjects.H_RECORD_DEADLINE, "0")) / 1000
-    return RecordHead(tenant, job_id, ack_sequence(msg.reply), JobState(state), deadline_s)
-
-
-async def subject_list(bus: Bus, stream: str, subject_filter: str) -> list[str]:
-    """All subjects of a stream that match the filter and hold a message, in pages as the server gives them."""
-    found: dict[str, None] = {}
-    offset = 0
-    while True:
-        answer = await bus.api(f"STREAM.INFO.{stream}", {"subjects_filter": subject_filter, "offset": offset})
-        page = answer["state"].get("subjects") or {}
-        found.update(dict.fromkeys(page))
-        offset += len(page)
-        if not page or offset >= answer.get("total", 0):
-            return list(found)
+    created_s = int(headers.get(subjects.H_RECORD_CREATED, "0")) / 1000
+    return RecordHead(tenant, job_id, ack_sequence(msg.reply), JobState(state), deadline_s, created_s)

@@ -1,0 +1,63 @@
+"""Reading streams: the last message of a subject, and the subjects that hold one."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from laneway.runtime.bus import ApiError, Bus
+from laneway.runtime.bus_errors import ERR_MESSAGE_NOT_FOUND
+from laneway.runtime.headers import SEQUENCE, STATUS
+
+LIST_TIMEOUT_S = 30.0  # a million subjects take 8 s
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    data: bytes
+    sequence: int
+    headers: Mapping[str, str]
+
+
+async def last_message(bus: Bus, stream: str, subject: str) -> StoredMessage | None:
+    """By direct get, the fastest way. A replica that is behind answers with an older message, or with none."""
+    msg = await bus.request(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+    headers = msg.headers or {}
+    if headers.get(STATUS) == "404":
+        return None
+    return StoredMessage(msg.data, int(headers[SEQUENCE]), headers)
+
+
+async def last_from_leader(bus: Bus, stream: str, subject: str) -> StoredMessage | None:
+    """From the stream's leader: None means that there is no such message."""
+    try:
+        answer = await bus.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+    except ApiError as error:
+        if error.err_code == ERR_MESSAGE_NOT_FOUND:
+            return None
+        raise
+    message = answer["message"]
+    data = base64.b64decode(message.get("data", ""))
+    return StoredMessage(data, message["seq"], _header_lines(message.get("hdrs", "")))
+
+
+def _header_lines(encoded: str) -> dict[str, str]:
+    """Headers as STREAM.MSG.GET gives them: base64 of the raw block."""
+    lines = base64.b64decode(encoded).decode("utf-8", "replace").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+async def subject_list(bus: Bus, stream: str, subject_filter: str) -> list[str]:
+    """All subjects of a stream that match the filter and hold a message, in pages as the server gives them."""
+    found: dict[str, None] = {}
+    offset = 0
+    while True:
+        body = {"subjects_filter": subject_filter, "offset": offset}
+        answer = await bus.api(f"STREAM.INFO.{stream}", body, timeout_s=LIST_TIMEOUT_S)
+        page = answer["state"].get("subjects") or {}
+        found.update(dict.fromkeys(page))
+        offset += len(page)
+        if not page or offset >= answer.get("total", 0):
+            return list(found)

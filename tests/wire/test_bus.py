@@ -1,0 +1,256 @@
+"""The connection: definite outcomes, limits, and life across a server's death."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from laneway.core.errors import ConfigError, LaneSaturated, OutcomeUnknown, Unavailable
+from laneway.runtime.bus import (
+    ApiError,
+    Bus,
+    NoStream,
+    NotConnected,
+    PayloadTooLarge,
+    PublishUnknown,
+    StreamFull,
+    WrongSequence,
+)
+from laneway.runtime.local_nats import LocalNats
+from laneway.runtime.settings import NatsSettings
+from tests.support.nats import connected, eventually, nats_settings
+
+pytestmark = pytest.mark.wire
+
+
+async def make_stream(bus: Bus, **config: object) -> None:
+    wanted = {"name": "S", "subjects": ["s.>"], "storage": "file", "num_replicas": 1, "allow_direct": True, **config}
+    await bus.api("STREAM.CREATE.S", wanted)
+
+
+async def stored_count(bus: Bus) -> int:
+    return (await bus.api("STREAM.INFO.S", {}))["state"]["messages"]
+
+
+# --- connecting --------------------------------------------------------------------------------------
+
+
+async def test_an_absent_server_is_unavailable_and_the_message_says_what_to_do():
+    settings = NatsSettings(url="nats://127.0.0.1:1", connect_timeout_s=0.3)
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1.*laneway up"):
+        await Bus.connect(settings, name="test")
+
+
+async def test_refused_credentials_are_a_config_error(tmp_path: Path, nats_server: LocalNats):
+    password = tmp_path / "password"
+    password.write_text("wrong\n")
+    settings = nats_settings(nats_server, user="local", password_file=str(password), connect_timeout_s=0.5)
+    with pytest.raises(ConfigError, match="password_file"):
+        await Bus.connect(settings, name="test")
+
+
+async def test_credentials_are_read_from_files(tmp_path: Path, nats_server: LocalNats):
+    password = tmp_path / "password"
+    password.write_text("local\n")
+    async with connected(nats_server, user="local", password_file=str(password)) as bus:
+        assert bus.connected
+
+
+async def test_a_secret_file_that_is_missing_is_named(tmp_path: Path, nats_server: LocalNats):
+    settings = nats_settings(nats_server, token_file=str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match=r"nats\.token_file.*absent"):
+        await Bus.connect(settings, name="test")
+
+
+async def test_an_account_without_jetstream_is_a_config_error(tmp_path: Path):
+    bare = "accounts { BARE { users: [{ user: bare, password: bare }] } }\nno_auth_user: bare\n"
+    async with LocalNats(tmp_path / "nats", extra_config=bare) as server:
+        with pytest.raises(ConfigError, match="JetStream is off"):
+            await Bus.connect(nats_settings(server), name="test")
+
+
+# --- outcomes of a publish ---------------------------------------------------------------------------
+
+
+async def test_store_returns_the_sequence(bus: Bus):
+    await make_stream(bus)
+    assert await bus.store("s.a", b"1") == 1
+    assert await bus.store("s.b", b"2") == 2
+
+
+async def test_a_repeated_message_id_is_reported_as_a_duplicate(bus: Bus):
+    await make_stream(bus)
+    first = await bus.store_checked("s.a", b"1", {"Nats-Msg-Id": "x"})
+    second = await bus.store_checked("s.a", b"1", {"Nats-Msg-Id": "x"})
+    assert (first.duplicate, second.duplicate) == (False, True)
+    assert second.sequence == first.sequence
+
+
+async def test_refusals_are_told_apart_and_store_nothing(bus: Bus):
+    await make_stream(bus, discard="new", max_msgs=1)
+    await bus.store("s.a", b"1")
+    with pytest.raises(WrongSequence):
+        await bus.store("s.a", b"2", {"Nats-Expected-Last-Subject-Sequence": "7"})
+    with pytest.raises(StreamFull) as full:
+        await bus.store("s.b", b"2")
+    assert isinstance(full.value, LaneSaturated)
+    with pytest.raises(NoStream):
+        await bus.store("elsewhere", b"2")
+    assert await stored_count(bus) == 1
+
+
+async def test_an_api_refusal_carries_its_codes(bus: Bus):
+    with pytest.raises(ApiError) as error:
+        await bus.api("STREAM.INFO.ABSENT", {})
+    assert (error.value.code, error.value.err_code) == (404, 10059)
+
+
+async def test_a_message_above_the_limit_is_refused_unsent_and_harms_nobody_else(bus: Bus):
+    await make_stream(bus)
+    limit = bus.payload_bytes_max
+    big = asyncio.gather(*(bus.store("s.big", b"x" * (limit + 1)) for _ in range(3)), return_exceptions=True)
+    small = asyncio.gather(*(bus.store(f"s.small{i}", b"x") for i in range(20)))
+    assert [type(outcome) for outcome in await big] == [PayloadTooLarge] * 3
+    await small
+    assert await stored_count(bus) == 20
+    with pytest.raises(PayloadTooLarge):
+        await bus.emit("core", b"x" * (limit + 1))
+    assert bus.reconnects == 0
+
+
+async def test_a_message_at_the_limit_passes_and_headers_count(bus: Bus):
+    await make_stream(bus)
+    limit = bus.payload_bytes_max
+    await bus.store("s.a", b"x" * limit)
+    header = {"Name": "v" * 100}
+    await bus.store("s.a", b"x" * (limit - 120), header)
+    with pytest.raises(PayloadTooLarge) as error:
+        await bus.store("s.a", b"x" * (limit - 100), header)
+    assert error.value.limit_bytes == limit < error.value.size_bytes
+    assert bus.reconnects == 0
+
+
+# --- a server that stops, dies, returns --------------------------------------------------------------
+
+
+async def test_a_publish_to_a_stopped_server_is_unknown_and_may_be_stored_later(nats_server: LocalNats, bus: Bus):
+    await make_stream(bus)
+    nats_server.pause()
+    with pytest.raises(PublishUnknown) as error:
+        await bus.store("s.a", b"1", timeout_s=0.2)
+    assert isinstance(error.value, OutcomeUnknown)
+    nats_server.resume()
+    await eventually(lambda: stored_count(bus))
+
+
+async def test_a_lost_connection_ends_open_publishes_at_once(nats_server: LocalNats):
+    async with connected(nats_server, request_timeout_s=50.0) as bus:
+        await make_stream(bus)
+        nats_server.pause()
+        sent = bus.nc.stats["out_msgs"]
+        publish = asyncio.ensure_future(bus.store("s.a", b"1"))
+        await eventually(lambda: bus.nc.stats["out_msgs"] > sent)
+        await nats_server.kill()
+        with pytest.raises(PublishUnknown):
+            await publish
+
+
+async def test_nothing_is_sent_later_that_was_refused_while_disconnected(nats_server: LocalNats):
+    async with connected(nats_server) as bus:
+        await make_stream(bus)
+        await nats_server.kill()
+        await eventually(lambda: not bus.connected)
+        with pytest.raises(NotConnected):
+            await bus.store("s.a", b"1", timeout_s=0.1)
+        await nats_server.start()
+        await bus.wait_connected(10.0)
+        assert await bus.store("s.b", b"2") == 1
+
+
+async def test_a_publish_waits_for_a_connection_that_returns_in_time(nats_server: LocalNats):
+    async with connected(nats_server, request_timeout_s=20.0) as bus:
+        await make_stream(bus)
+        await nats_server.kill()
+        await eventually(lambda: not bus.connected)
+        publish = asyncio.ensure_future(bus.store("s.a", b"1"))
+        await nats_server.start()
+        assert await publish == 1
+
+
+async def test_subscriptions_and_callbacks_outlive_a_restart(nats_server: LocalNats):
+    async with connected(nats_server) as bus:
+        heard: list[bytes] = []
+        events: list[str] = []
+        await bus.listen("a", lambda msg: heard.append(msg.data))
+        bus.on_disconnect(lambda: events.append("lost"))
+        bus.on_reconnect(lambda: events.append("back"))
+        await nats_server.restart()
+        await eventually(lambda: events == ["lost", "back"])
+        await bus.emit("a", b"1")
+        await eventually(lambda: heard == [b"1"])
+
+
+async def test_a_callback_taken_off_is_not_called(nats_server: LocalNats):
+    async with connected(nats_server) as bus:
+        events: list[str] = []
+        unregister = bus.on_reconnect(lambda: events.append("mine"))
+        bus.on_reconnect(lambda: events.append("other"))
+        unregister()
+        unregister()
+        await nats_server.restart()
+        await eventually(lambda: events)
+        assert events == ["other"]
+
+
+async def test_a_handler_that_raises_harms_neither_the_connection_nor_later_messages(bus: Bus):
+    heard: list[bytes] = []
+
+    def handler(msg) -> None:
+        if msg.data == b"bad":
+            raise ValueError("bad message")
+        heard.append(msg.data)
+
+    await bus.listen("a", handler)
+    await bus.emit("a", b"bad")
+    await bus.emit("a", b"good")
+    await eventually(lambda: heard == [b"good"])
+
+
+async def test_listeners_of_one_queue_share_the_messages(nats_server: LocalNats, bus: Bus):
+    async with connected(nats_server, "other") as other:
+        heard: list[bytes] = []
+        for one in (bus, other):
+            await one.listen("a", lambda msg: heard.append(msg.data), queue="q")
+            await one.nc.flush()
+        for i in range(20):
+            await bus.emit("a", str(i).encode())
+        await bus.nc.flush()
+        await eventually(lambda: len(heard) >= 20)
+        assert sorted(heard) == sorted(str(i).encode() for i in range(20))
+
+
+async def test_subscribe_takes_coroutine_callbacks(bus: Bus):
+    heard = asyncio.Event()
+
+    async def callback(msg) -> None:
+        heard.set()
+
+    subscription = await bus.subscribe("a", callback)
+    await bus.emit("a", b"")
+    await heard.wait()
+    await bus.unsubscribe(subscription)
+    await bus.unsubscribe(subscription)
+
+
+async def test_server_time_is_ours_on_one_machine(bus: Bus):
+    assert abs(await bus.server_skew_s()) < 5.0
+
+
+async def test_closing_is_quick_when_the_server_is_dead(nats_server: LocalNats):
+    bus = await Bus.connect(nats_settings(nats_server), name="test")
+    await bus.listen("a", lambda msg: None)
+    await nats_server.kill()
+    await bus.close()
+    await bus.close()
+    with pytest.raises(NotConnected):
+        await bus.store("s.a", b"1")
