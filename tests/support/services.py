@@ -39,6 +39,7 @@ async def served(
 ) -> AsyncIterator[grpc.aio.Channel]:
     """Runs a service until the block ends, and gives a channel to it."""
     settings = msgspec.structs.replace(settings, process=ProcessSettings(ready_file=str(ready_file), drain_s=1.0))
+    ready_file.unlink(missing_ok=True)
     stop = asyncio.Event()
     task = asyncio.ensure_future(serve(settings, stop))
 
