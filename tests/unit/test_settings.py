@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Any:
 
 def failure(**sources: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_settings(**{"environ": {}, **sources})
+        load_settings(**sources)
     return str(caught.value)
 
 
@@ -129,7 +129,7 @@ class TestMistakes:
         assert "laneway.toml" in failure(**file(text))
 
     def test_a_named_file_must_exist(self, tmp_path):
-        assert "does not exist" in failure(config=tmp_path / "none.toml")
+        assert "does not exist" in failure(config=tmp_path / "none.toml", environ={})
 
 
 class TestSecrets:

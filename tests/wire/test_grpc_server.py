@@ -66,6 +66,8 @@ class Door(admission_pb2_grpc.AdmissionServiceServicer):
                     raise
                 finally:
                     self.cleaned.append("wait")
+            case _:
+                pass
         caller = current_caller()
         job = admission_pb2.Job(job_id=request.job_id, tenant=caller.tenant, model=caller.role)
         return admission_pb2.GetJobResponse(job=job)
@@ -83,7 +85,7 @@ class Door(admission_pb2_grpc.AdmissionServiceServicer):
     async def ListJobs(self, request, context):
         raise NotImplementedError
 
-    async def Quote(self, request, context):
+    async def Quote(self, request, context) -> Any:
         return b"\x10\x07"  # already serialised: prompt_tokens = 7
 
     async def Generate(self, request, context):  # type: ignore[override]  # aio's other style of streaming handlers
@@ -102,7 +104,7 @@ class Door(admission_pb2_grpc.AdmissionServiceServicer):
                 raise
         await context.write(admission_pb2.GenerateResponse(finished=admission_pb2.Finished(job_id="j")))
 
-    async def Watch(self, request, context):
+    async def Watch(self, request, context) -> AsyncIterator[Any]:
         """An async generator that yields both."""
         yield admission_pb2.WatchResponse(accepted=admission_pb2.Accepted(job_id=request.job_id))
         yield admission_pb2.WatchResponse(chunk=task_pb2.Chunk(text="b")).SerializeToString()

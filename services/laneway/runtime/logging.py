@@ -37,8 +37,8 @@ def set_up_logging(
     stream: TextIO | None = None,
 ) -> None:
     """Sets the process's logging up, once, before anything logs. Standard loggers go the same way."""
-    stream = stream or sys.stderr
-    as_json = form == "json" or (form == "auto" and not stream.isatty())
+    out = stream or sys.stderr
+    as_json = form == "json" or (form == "auto" and not out.isatty())
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
@@ -58,9 +58,9 @@ def set_up_logging(
     last: list[structlog.types.Processor] = (
         [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
         if as_json
-        else [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)]
+        else [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)]
     )
-    handler = logging.StreamHandler(stream)
+    handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
