@@ -79,8 +79,8 @@ class Acceptor:
                 found = exists.stored
                 if _same_write(found.record, record):
                     return StoredRecord(record, found.sequence)  # an earlier try of ours arrived after all
-                if found.record.state is JobState.REFUSED and record.idempotency_key:
-                    # It was never accepted: the key is free for another try.
+                if found.record.state is JobState.REFUSED:
+                    # It was never accepted: its key, or a producer's message, is free for another try.
                     return StoredRecord(record, await self._records.update(record, found.sequence))
                 return found
             except WrongSequence:

@@ -1,0 +1,169 @@
+"""The admission process: connects, builds what the others only receive, serves, drains.
+
+On stop no new call is taken; live streams get the drain time to end by themselves, then they end UNAVAILABLE, and what
+their contracts say of a lost caller applies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from random import SystemRandom
+
+from laneway.admission.accept import Acceptor
+from laneway.admission.application import Admission, AdmissionParams
+from laneway.admission.chores import Chores
+from laneway.admission.defaults import admit_params, door_limits
+from laneway.admission.door import Door
+from laneway.admission.ending import Ender
+from laneway.admission.ingest import Ingest
+from laneway.admission.judging import Judge
+from laneway.admission.ledger import Ledger
+from laneway.admission.preparing import Preparer
+from laneway.admission.results import JobBook
+from laneway.admission.service import SERVICE, AdmissionService
+from laneway.admission.storage import StorageWatch
+from laneway.core.catalogue import Catalogue
+from laneway.core.clock import Clock
+from laneway.core.errors import Unavailable
+from laneway.core.lanes import Lane
+from laneway.policy.lengths import LengthBook
+from laneway.runtime import metrics
+from laneway.runtime.bus import Bus
+from laneway.runtime.catalogue import catalogue_of
+from laneway.runtime.clock import SystemClock
+from laneway.runtime.grpc_server import GrpcServer
+from laneway.runtime.lanes import LaneStore
+from laneway.runtime.leases import LeaseWatcher
+from laneway.runtime.lifecycle import announce_ready
+from laneway.runtime.plans import PlanView
+from laneway.runtime.records import RecordStore
+from laneway.runtime.settings import AdmissionSettings, Settings
+from laneway.runtime.tokenizer import Tokenizer, load_tokenizer
+from laneway.v1 import admission_pb2_grpc
+
+CHORES_S_MAX = 5.0  # for clean-up after the last call
+
+DRAINING = "this door is shutting down; the job goes on or ends by its contract"
+
+
+async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None = None) -> None:
+    """Serves until `stop` is set, then drains and returns."""
+    clock = clock or SystemClock()
+    catalogue = catalogue_of(settings)
+    async with AsyncExitStack() as stack:
+        tokenizers = await _load_tokenizers(catalogue)
+        metrics_address = stack.enter_context(metrics.metrics_listener(settings.process.metrics_listen))
+        bus = await Bus.connect(settings.nats, name="admission")
+        stack.push_async_callback(bus.close)
+        house = await stack.enter_async_context(_house(settings, catalogue, bus, tokenizers, clock))
+        server = GrpcServer(settings)
+        service = AdmissionService(house.admission, catalogue, settings.policy, clock)
+        server.add(SERVICE, lambda grpc: admission_pb2_grpc.add_AdmissionServiceServicer_to_server(service, grpc))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(house.door.run()), group.create_task(house.storage.run())]
+            if settings.admission.ingest:
+                tasks.append(group.create_task(house.ingest.run()))
+            try:
+                address = await server.start(settings.admission.listen)
+                announce_ready(settings, "admission", address, metrics=metrics_address)
+                await stop.wait()
+                await _drain(server, house, settings.process.drain_s)
+            finally:
+                await server.drain(0.0)
+                await house.chores.close(CHORES_S_MAX)
+                for task in tasks:
+                    task.cancel()
+
+
+async def _drain(server: GrpcServer, house: _House, drain_s: float) -> None:
+    async with asyncio.TaskGroup() as group:
+
+        async def end_streams() -> None:
+            await asyncio.sleep(drain_s)
+            house.door.fail_all(Unavailable(DRAINING, reason="DRAINING", retry_after_s=1.0))
+
+        ending = group.create_task(end_streams())
+        await server.drain(drain_s + CHORES_S_MAX)
+        ending.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _House:
+    """What a running door consists of."""
+
+    admission: Admission
+    door: Door
+    storage: StorageWatch
+    ingest: Ingest
+    chores: Chores
+
+
+@asynccontextmanager
+async def _house(
+    settings: Settings, catalogue: Catalogue, bus: Bus, tokenizers: dict[str, Tokenizer], clock: Clock
+) -> AsyncIterator[_House]:
+    region, wanted = settings.region.name, settings.admission
+    door_id = f"door-{secrets.token_hex(6)}"
+    chores, ledger, lengths = Chores(), Ledger(clock), LengthBook()
+    records = RecordStore(bus, retention_s=settings.nats.retention_s, clock=clock)
+    lanes, leases = LaneStore(bus, region), LeaseWatcher(bus, region, clock)
+    plans = PlanView(bus, region, lambda plan: ledger.plan_arrived())
+    storage = StorageWatch(lanes, clock, wanted.storage_poll_s)
+    ender = Ender(bus, records, lanes, leases, chores, clock)
+    door = Door(door_id, bus, region, records, ender, leases, clock, door_limits(wanted))
+    params = admit_params(settings.policy, wanted)
+    judge = Judge(region, plans, leases, ledger, storage, params, clock, SystemRandom())
+    async with AsyncExitStack() as stack:
+        threads = ThreadPoolExecutor(wanted.tokenizer_threads, thread_name_prefix="tokenizer")
+        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+        for part in (leases, plans, door):
+            await part.start()
+            stack.push_async_callback(part.close)
+        await storage.poll()
+        stack.enter_context(
+            metrics.live_gauge("laneway_door_streams", "Live streams.", ("lane",), lambda: _stream_samples(door))
+        )
+        admission = Admission(
+            region,
+            door,
+            Preparer(tokenizers, lengths, threads),
+            judge,
+            Acceptor(records, lanes, clock),
+            ender,
+            JobBook(bus, region, records, lanes, ender),
+            lengths,
+            chores,
+            clock,
+            secrets.token_bytes,
+            AdmissionParams(wanted.publish_s_max, _holds(wanted)),
+        )
+        ingest = Ingest(bus, region, records, admission, catalogue, settings.policy, clock, wanted.ingest_inflight)
+        yield _House(admission, door, storage, ingest, chores)
+
+
+async def _load_tokenizers(catalogue: Catalogue) -> dict[str, Tokenizer]:
+    """Reading a vocabulary takes up to a second: in a thread, before anything is promised."""
+    names = dict.fromkeys(pool.tokenizer for pool in catalogue.pools)
+    return {name: await asyncio.to_thread(load_tokenizer, name) for name in names}
+
+
+def _holds(wanted: AdmissionSettings) -> dict[Lane, float]:
+    return {
+        Lane.PRIORITY: wanted.coalesce_priority_s,
+        Lane.DEFERRABLE: wanted.coalesce_deferrable_s,
+        Lane.BATCH: wanted.coalesce_batch_s,
+    }
+
+
+def _stream_samples(door: Door) -> Iterable[metrics.Sample]:
+    lanes: Counter[str] = Counter()
+    with contextlib.suppress(RuntimeError):  # the scrape's thread may look while the loop changes the dictionary
+        lanes = Counter(stream.record.contract.lane.value for stream in door.streams())
+    return [({"lane": lane}, float(count)) for lane, count in lanes.items()]
