@@ -1,0 +1,295 @@
+"""Workers that die, go deaf or are told to go: every job goes on elsewhere, and no token is sent twice or lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from laneway.core.errors import Code
+from laneway.core.fleet import WorkerState
+from laneway.core.job import Sampling
+from laneway.core.lanes import JobState, Lane
+from laneway.runtime.clock import SystemClock
+from laneway.runtime.leases import LeaseWatcher
+from laneway.runtime.local_nats import LocalNats
+from laneway.runtime.settings import Settings
+from laneway.v1 import bus_pb2
+from tests.support.nats import REGION, eventually
+from tests.support.worker import ByteDoor, Yard, ids_of, yard
+
+PROGRAM = """
+import sys
+import msgspec
+from laneway.runtime.lifecycle import run_service
+from laneway.runtime.settings import Settings
+from laneway.workers.server import serve
+settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
+sys.exit(run_service("worker", settings, serve))
+"""
+
+
+@dataclass
+class WorkerProcess:
+    process: asyncio.subprocess.Process
+    id: str
+
+
+@asynccontextmanager
+async def worker_process(settings: Settings, ready_file: Path, name: str = "apart") -> AsyncIterator[WorkerProcess]:
+    """A worker in a process of its own."""
+    settings = msgspec.structs.replace(
+        settings,
+        process=msgspec.structs.replace(settings.process, ready_file=str(ready_file)),
+        worker=msgspec.structs.replace(settings.worker, name=name),
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(settings))
+        process.stdin.close()
+        await eventually(lambda: ready_file.exists() or process.returncode is not None, 30)
+        yield WorkerProcess(process, json.loads(ready_file.read_text())["address"])
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def streaming(place: Yard, door: ByteDoor, count: int, **changes: object) -> list[str]:
+    stored = [
+        await place.submit(attached=True, door=door.name, prompt=f"{i}?".encode(), **changes) for i in range(count)
+    ]
+    ids = ids_of(stored)
+    door.following.update(dict.fromkeys(ids, 0))
+    return ids
+
+
+async def each_index_once(place: Yard, door: ByteDoor, ids: list[str], tokens: int) -> None:
+    """What the door forwards equals the result: nothing lost, nothing doubled, no splice."""
+    for job_id in ids:
+        record = await place.record(job_id)
+        assert record.result is not None
+        await eventually(lambda job_id=job_id: len(door.ids(job_id)) == tokens)
+        assert tuple(door.ids(job_id)) == record.result.token_ids
+
+
+@pytest.mark.timeout(90)
+async def test_kill_9_of_a_worker_with_attached_callers_loses_no_token(nats_server: LocalNats, tmp_path: Path):
+    async with (
+        yard(nats_server, engine__pace_s=0.02, nats__ack_wait_priority_s=1.0) as place,
+        ByteDoor(place.bus) as door,
+    ):
+        async with worker_process(place.settings, tmp_path / "ready.json") as apart:
+            ids = await streaming(place, door, 3, max_tokens=250)
+            await eventually(lambda: all(len(door.ids(job_id)) > 10 for job_id in ids))
+            os.kill(apart.process.pid, signal.SIGKILL)
+            taker = await place.start_worker("taker")
+            records = await place.ended(*ids, timeout_s=60)
+        for record in records:
+            assert record.state is JobState.SUCCEEDED
+            assert [a.owner for a in record.lineage] == [apart.id, taker.id]
+            assert record.lineage[1].start_index > 10
+        await each_index_once(place, door, ids, 250)
+        assert await eventually(place.lanes_empty)
+
+
+@pytest.mark.timeout(90)
+async def test_jobs_of_a_worker_that_stops_renewing_are_taken_over_only_then(nats_server: LocalNats):
+    async with (
+        yard(nats_server, workers=1, engine__pace_s=0.01, nats__ack_wait_priority_s=1.0) as place,
+        ByteDoor(place.bus) as door,
+    ):
+        ids = await streaming(place, door, 2, max_tokens=300)
+        await eventually(lambda: all(len(door.ids(job_id)) > 10 for job_id in ids))
+        await place.workers[0].die()
+        await place.start_worker("taker")
+        records = await place.ended(*ids, timeout_s=60)
+        assert all(record.state is JobState.SUCCEEDED and record.attempt == 2 for record in records)
+        await each_index_once(place, door, ids, 300)
+
+
+@pytest.mark.timeout(90)
+async def test_a_detached_job_starts_again_after_its_worker_died(nats_server: LocalNats):
+    async with yard(nats_server, workers=1, nats__ack_wait_batch_s=1.0) as place:
+        stored = await place.submit(lane=Lane.BATCH, max_tokens=2000)
+        await eventually(lambda: _running(place, stored.record.job_id))
+        await place.workers[0].die()
+        await place.start_worker("taker")
+        (record,) = await place.ended(stored.record.job_id, timeout_s=60)
+        assert record.state is JobState.SUCCEEDED
+        assert [a.start_index for a in record.lineage] == [0, 0]
+        assert record.starts - record.clean == 2
+
+
+async def _running(place: Yard, job_id: str) -> bool:
+    return (await place.record(job_id)).state is JobState.RUNNING
+
+
+@pytest.mark.timeout(90)
+async def test_what_cannot_be_resumed_soundly_ends_aborted(nats_server: LocalNats):
+    async with (
+        yard(nats_server, workers=1, engine__pace_s=0.01, nats__ack_wait_priority_s=1.0) as place,
+        ByteDoor(place.bus) as door,
+    ):
+        seeded = Sampling(max_tokens=300, temperature=1.0, seed=5)
+        penalised = Sampling(max_tokens=300, temperature=0.0, repetition_penalty=1.2)
+        (first,) = await streaming(place, door, 1, sampling=seeded)
+        (second,) = await streaming(place, door, 1, sampling=penalised)
+        await eventually(lambda: len(door.ids(first)) > 10 and len(door.ids(second)) > 10)
+        await place.workers[0].die()
+        await place.start_worker("taker")
+        unsound, rerun = await place.ended(first, second, timeout_s=60)
+        assert unsound.state is JobState.FAILED
+        assert unsound.error is not None
+        assert (unsound.error.code, unsound.error.reason) == (Code.ABORTED, "NOT_RESUMABLE")
+        # The engine is exact and the sampling greedy: computed again, and sent from where the door was.
+        assert rerun.state is JobState.SUCCEEDED
+        assert rerun.lineage[1].start_index > 10
+        await each_index_once(place, door, [second], 300)
+
+
+async def test_a_redelivery_alone_takes_nothing_from_a_living_owner(nats_server: LocalNats):
+    """A consumer's leader change redelivers jobs of healthy owners."""
+    async with yard(nats_server, workers=2, nats__ack_wait_priority_s=1.0) as place:
+        stored = await place.submit(max_tokens=1500)
+        await eventually(lambda: _running(place, stored.record.job_id))
+        owner = (await place.record(stored.record.job_id)).owner
+        run = next(
+            found
+            for running in place.workers
+            if (found := running.worker.runs.running(stored.record.job_id))  # type: ignore[union-attr] # started
+        )
+        await run.delivery.nak()  # as if the server had forgotten it
+        (record,) = await place.ended(stored.record.job_id)
+        assert (record.state, record.attempt, record.lineage[0].owner) == (JobState.SUCCEEDED, 1, owner)
+        assert await eventually(place.lanes_empty)
+
+
+async def test_a_replay_is_sent_from_any_index(nats_server: LocalNats):
+    async with yard(nats_server, workers=1, engine__pace_s=0.005) as place, ByteDoor(place.bus) as door:
+        (job_id,) = await streaming(place, door, 1, max_tokens=200)
+        await eventually(lambda: len(door.ids(job_id)) > 50)
+        before = len(door.deltas[job_id])
+        await door.beat(job_id, replay_from=17)
+        again = await eventually(lambda: next((d for d in door.deltas[job_id][before:] if d.first_index == 17), None))
+        assert again.count > 30
+        await place.ended(job_id)
+        await each_index_once(place, door, [job_id], 200)
+
+
+async def test_a_second_door_follows_a_running_job_from_the_start(nats_server: LocalNats):
+    async with (
+        yard(nats_server, workers=1, engine__pace_s=0.005) as place,
+        ByteDoor(place.bus) as door,
+        ByteDoor(place.bus, "door-b") as watcher,
+    ):
+        (job_id,) = await streaming(place, door, 1, max_tokens=150)
+        await eventually(lambda: len(door.ids(job_id)) > 20)
+        watcher.following[job_id], watcher.owner[job_id] = 1, place.workers[0].id
+        await watcher.beat(job_id, replay_from=0)
+        await place.ended(job_id)
+        await each_index_once(place, door, [job_id], 150)
+        await each_index_once(place, watcher, [job_id], 150)
+
+
+async def test_a_worker_whose_lease_lapsed_says_nothing_and_goes_on_when_it_is_back(nats_server: LocalNats):
+    async with yard(nats_server, workers=1, engine__pace_s=0.005) as place, ByteDoor(place.bus) as door:
+        (job_id,) = await streaming(place, door, 1, max_tokens=600)
+        await eventually(lambda: len(door.ids(job_id)) > 20)
+        lease = place.workers[0].worker.lease
+        held, renewed_s = lease.held, lease._renewed_s
+        assert held()
+        lease._renewed_s = renewed_s - 10.0  # type: ignore[operator] # it was renewed
+        silent_from = len(door.ids(job_id))
+        await asyncio.sleep(0.1)
+        assert len(door.ids(job_id)) <= silent_from + 2  # what was on its way
+        (record,) = await place.ended(job_id)
+        assert record.attempt == 1
+        await each_index_once(place, door, [job_id], 600)
+
+
+async def test_drain_finishes_what_runs_and_gives_back_what_does_not(nats_server: LocalNats):
+    async with (
+        yard(nats_server, workers=1, engine__pace_s=0.01, process__drain_s=1.0) as place,
+        ByteDoor(place.bus) as door,
+    ):
+        short, long = await streaming(place, door, 1, max_tokens=60), await streaming(place, door, 2, max_tokens=400)
+        await eventually(lambda: all(door.ids(job_id) for job_id in (*short, *long)))
+        first = place.workers[0]
+        draining = asyncio.create_task(first.drain())
+        await eventually(lambda: first.worker.snapshot().state is WorkerState.DRAINING)
+        later = await place.submit(max_tokens=4)
+        await draining
+        assert (await place.record(short[0])).state is JobState.SUCCEEDED
+        assert (await place.record(later.record.job_id)).state is JobState.WAITING
+        for job_id in long:
+            record = await place.record(job_id)
+            assert (record.state, record.starts, record.clean) == (JobState.WAITING, 1, 1)
+        second = await place.start_worker("second")
+        records = await place.ended(*long, later.record.job_id)
+        assert {record.state for record in records} == {JobState.SUCCEEDED}
+        assert all(record.lineage[-1].owner == second.id for record in records)
+        await each_index_once(place, door, long, 400)
+        assert await eventually(place.lanes_empty)
+
+
+async def test_a_drained_worker_takes_nothing_until_it_is_undrained(nats_server: LocalNats):
+    async with yard(nats_server, workers=1) as place:
+        running = place.workers[0]
+        await place.tell(running.id, drain=bus_pb2.DrainHint(draining=True))
+        await eventually(lambda: running.worker.snapshot().state is WorkerState.DRAINING)
+        stored = await place.submit()
+        await asyncio.sleep(0.6)
+        assert (await place.record(stored.record.job_id)).state is JobState.WAITING
+        await place.tell(running.id, drain=bus_pb2.DrainHint(draining=False))
+        await place.ended(stored.record.job_id)
+
+
+@pytest.mark.timeout(60)
+async def test_sigterm_ends_a_worker_process_with_0_and_its_lease(nats_server: LocalNats, tmp_path: Path):
+    async with yard(nats_server, process__drain_s=0.2, engine__pace_s=0.01) as place:
+        watcher = LeaseWatcher(place.bus, REGION, SystemClock())
+        await watcher.start()
+        async with worker_process(place.settings, tmp_path / "ready.json") as apart:
+            assert [lease.worker_id for lease in watcher.live()] == [apart.id]
+            stored = await place.submit(max_tokens=1000)
+            await eventually(lambda: _running(place, stored.record.job_id))
+            apart.process.terminate()
+            assert await apart.process.wait() == 0
+            record = await place.record(stored.record.job_id)
+            assert (record.state, record.clean) == (JobState.WAITING, 1)
+        await eventually(lambda: not watcher.live())
+        await watcher.close()
+
+
+@pytest.mark.timeout(90)
+async def test_a_nats_restart_in_mid_stream_loses_nothing(nats_server: LocalNats):
+    async with (
+        yard(nats_server, workers=2, engine__pace_s=0.01, nats__ack_wait_priority_s=1.0) as place,
+        ByteDoor(place.bus) as door,
+    ):
+        ids = await streaming(place, door, 4, max_tokens=300)
+        await eventually(lambda: all(len(door.ids(job_id)) > 10 for job_id in ids))
+        await nats_server.kill()
+        await asyncio.sleep(1.0)
+        await nats_server.start()
+        records = await place.ended(*ids, timeout_s=60)
+        assert {record.state for record in records} == {JobState.SUCCEEDED}
+        for record in records:  # the door may have missed messages while it was cut off, and reads the record then
+            assert record.result is not None
+            assert len(record.result.token_ids) == 300
+        assert await eventually(place.lanes_empty)
+        for running in place.workers:
+            await eventually(running.idle)
