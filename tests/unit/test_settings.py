@@ -1,5 +1,6 @@
 """Where a setting comes from, and what happens to one that is wrong."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,16 @@ class TestCatalogue:
     def test_every_engine_of_the_settings_has_its_abilities(self):
         assert set(ENGINE_CAPABILITIES) == {"openvino", "simulated"}
         assert all(isinstance(offered, Capabilities) for offered in ENGINE_CAPABILITIES.values())
+
+
+def test_every_setting_is_read_somewhere():
+    root = Path(__file__).parents[2]
+    sources = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("services", "scheduler", "workers")
+        for path in (root / folder).rglob("*.py")
+        if path.name not in ("settings.py", "engine_options.py")
+    )
+    names = {key.rpartition(".")[2] for key, _ in leaves(Settings())} | set(ModelSettings.__struct_fields__)
+    behind_a_property = {f"ack_wait_{lane}_s" for lane in Lane}
+    assert {name for name in names - behind_a_property if not re.search(rf"\b{name}\b", sources)} == set()
