@@ -15,13 +15,13 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     nice: int = 0  # added to the worker's nice level, 0 .. 19
     threads: int = 0  # CPU threads of a step; 0: one less than there are cores, at least 1
 
-    # engines that split prompts over steps
+    # engines that compute prompts in slices and keep them
     prefill_chunk_tokens: int = 0  # most tokens a step computes: the stall a long prompt causes to others; 0: engine's
+    prefix_cache: bool = True  # keep what prompts have in common
 
     # openvino
     model_file: str = ""  # GGUF file or OpenVINO IR folder; empty: the one that the pool's tokenizer names
     exact: bool = False  # float32 throughout: the same text alone, batched and resumed, at about 1.65 times the time
-    prefix_cache: bool = True
 
     # simulated
     pace_s: float = 0.01  # length of a step; used where no profile is given

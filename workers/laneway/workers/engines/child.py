@@ -97,7 +97,7 @@ class EngineChild(asyncio.Protocol):
         for frame in self._frames.feed(data):
             self._on_report(self._decode(frame))
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self._lost.set()
 
     async def _read_stderr(self) -> None:

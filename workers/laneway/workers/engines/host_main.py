@@ -15,6 +15,7 @@ import ctypes  # noqa: E402
 import os  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
+import traceback  # noqa: E402
 
 import msgspec  # noqa: E402
 
@@ -73,6 +74,7 @@ class EngineProcess:
             engine = make_step_engine(spec)
             capacity = engine.load()
         except (EngineStartError, ConfigError) as error:
+            traceback.print_exception(error)  # the library's own words, for the log
             self._report(Failed(str(error)))
             return None
         self._report(Ready(capacity))

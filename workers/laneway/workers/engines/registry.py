@@ -52,4 +52,12 @@ def make_step_engine(spec: EngineSpec) -> StepEngine:
         from laneway.workers.engines.simulated import SimulatedEngine, make_core
 
         return SimulatedEngine(make_core(spec.capacity, frozenset(spec.eos_ids), spec.options))
+    if spec.engine == "openvino":
+        try:
+            from laneway.workers.engines.openvino import OpenVinoEngine
+        except ImportError as error:
+            raise ConfigError(
+                f"the openvino engine needs the package openvino-genai: pip install 'laneway[local]' ({error})"
+            ) from error
+        return OpenVinoEngine(spec.capacity, spec.tokenizer, frozenset(spec.eos_ids), spec.options)
     raise ConfigError(f'engine = "{spec.engine}" is no step engine')

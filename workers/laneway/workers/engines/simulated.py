@@ -23,6 +23,7 @@ from laneway.core.lanes import FinishReason
 from laneway.runtime.engine_options import EngineOptions
 from laneway.workers.engines.checks import check_request
 from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStats, SequenceStep
+from laneway.workers.engines.simulated_prefix import BLOCK_TOKENS, PrefixCache
 from laneway.workers.engines.simulated_profile import FixedPace, StepPrice, load_profile
 
 CHUNK_TOKENS_PACED = 512
@@ -52,6 +53,8 @@ class _Sequence:
     request: EngineRequest
     hash: int  # of the seed and all tokens so far
     tail: tuple[int, ...]  # the last three tokens
+    blocks: list[int]  # hashes at the ends of whole blocks
+    cached: int = 0
     computed: int = 0  # tokens whose KV is in the cache
     made: int = 0
 
@@ -76,16 +79,25 @@ class SimulatedCore:
     _queue: list[_Sequence] = field(default_factory=list)
     _batch: dict[int, _Sequence] = field(default_factory=dict)
     _cancelled: list[int] = field(default_factory=list)
+    _prefixes: PrefixCache = field(init=False)
     _steps: int = 0
     _busy_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._prefixes = PrefixCache(self.capacity.kv_tokens // BLOCK_TOKENS if self.options.prefix_cache else 0)
 
     def add(self, request: EngineRequest) -> None:
         check_request(request, self.capacity)
         seeded = request.seed is not None and request.temperature > 0.0
         state = _fold(request.seed or 0, 0) if seeded else 0
-        for token_id in request.prompt_ids:
-            state = _fold(state, token_id)
-        sequence = _Sequence(request, state, request.prompt_ids[-3:])
+        blocks: list[int] = []
+        for start in range(0, len(request.prompt_ids), BLOCK_TOKENS):
+            block = request.prompt_ids[start : start + BLOCK_TOKENS]
+            for token_id in block:
+                state = _fold(state, token_id)
+            if len(block) == BLOCK_TOKENS:
+                blocks.append(state)
+        sequence = _Sequence(request, state, request.prompt_ids[-3:], blocks)
         position = len(self._queue)  # higher priority first, equal ones in the order they came
         while position and self._queue[position - 1].request.priority < request.priority:
             position -= 1
@@ -137,6 +149,7 @@ class SimulatedCore:
                 message = "the engine failed on this prompt (a fault that was asked for)"
                 out.append(SequenceStep(sequence.request.id, [], finish=FinishReason.ERROR, message=message))
             elif not sequence.prefill_left:
+                self._prefixes.keep(sequence.blocks)
                 out.append(self._emit(sequence))
         self._steps += 1
         self._busy_s += length_s
@@ -148,6 +161,10 @@ class SimulatedCore:
         while self._queue and len(self._batch) < self.capacity.slots and self._queue[0].reserved <= free:
             sequence = self._queue.pop(0)
             free -= sequence.reserved
+            known = self._prefixes.found_tokens(sequence.blocks)
+            if known == len(sequence.request.prompt_ids):
+                known -= BLOCK_TOKENS  # the last token is computed in any case, for it gives the first of the answer
+            sequence.cached = sequence.computed = known
             self._batch[sequence.request.id] = sequence
 
     def _prefill_pieces(self, decoding: int) -> list[tuple[_Sequence, int]]:
@@ -167,21 +184,29 @@ class SimulatedCore:
         token_id = self._ends_itself(sequence, draw)
         if token_id is None:
             token_id = _next_token(draw, sequence.tail, wide=self.options.alphabet == "unicode")
+        cached = 0 if sequence.made else sequence.cached
         if token_id in request.stop_token_ids or (token_id in self.eos_ids and not request.ignore_eos):
-            del self._batch[request.id]
-            return SequenceStep(request.id, [], [] if request.logprobs else None, finish=FinishReason.STOP)
+            self._end(sequence)
+            logprobs: list[float] | None = [] if request.logprobs else None
+            return SequenceStep(request.id, [], logprobs, finish=FinishReason.STOP, cached_tokens=cached)
         sequence.made += 1
         sequence.hash = _fold(sequence.hash, token_id)
         sequence.tail = (*sequence.tail[-2:], token_id)
-        done = sequence.made >= request.max_tokens
-        if done:
-            del self._batch[request.id]
-        step = SequenceStep(request.id, [token_id], finish=FinishReason.LENGTH if done else None)
+        if (len(request.prompt_ids) + sequence.made) % BLOCK_TOKENS == 0:
+            sequence.blocks.append(sequence.hash)
+        step = SequenceStep(request.id, [token_id], cached_tokens=cached)
+        if sequence.made >= request.max_tokens:
+            step.finish = FinishReason.LENGTH
+            self._end(sequence)
         if request.logprobs:
             step.logprobs = [_logprob(draw)]
             if request.top_logprobs:
                 step.top = [_top(token_id, _logprob(draw), request.top_logprobs)]
         return step
+
+    def _end(self, sequence: _Sequence) -> None:
+        del self._batch[sequence.request.id]
+        self._prefixes.keep(sequence.blocks[: sequence.computed // BLOCK_TOKENS])
 
     def _ends_itself(self, sequence: _Sequence, draw: int) -> int | None:
         mean = self.options.eos_mean_tokens
