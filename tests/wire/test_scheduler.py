@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -11,18 +12,23 @@ from laneway.core.errors import Code
 from laneway.core.fleet import LanePlan, Plan, PoolPlan
 from laneway.core.job import JobError, cancel, claim
 from laneway.core.lanes import Lane
+from laneway.core.subjects import ParkSubject
+from laneway.policy.parked import ParkIndex
 from laneway.policy.release import ReleaseParams
 from laneway.runtime.bus import Bus
 from laneway.runtime.clock import SystemClock
+from laneway.runtime.headers import SCHEDULE
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.plans import PlanPublisher, PlanView
 from laneway.runtime.puller import LanePuller
+from laneway.runtime.reading import last_message
 from laneway.runtime.records import RecordStore
 from laneway.scheduler.decisions import DecisionLog
 from laneway.scheduler.parking import Parking
 from laneway.scheduler.releaser import Releaser
-from tests.support.nats import POOL, REGION, connected, eventually
+from laneway.scheduler.stagger import Staggerer
+from tests.support.nats import POOL, REGION, connected, eventually, make_job, make_record
 from tests.support.scheduling import (
     SLOTS,
     FakeWorker,
@@ -118,7 +124,7 @@ async def test_two_schedulers_that_both_believe_to_lead_release_each_job_once(
 
         async def race(own: Bus) -> None:
             lanes, clock = LaneStore(own, REGION), SystemClock()
-            parking = Parking(own, REGION, lanes, clock, lambda: None)
+            parking = Parking(own, REGION, clock, lambda: None)
             releaser = Releaser(lanes, parking, DecisionLog(), clock, ReleaseParams(), lambda: True, released)
             async with parking.watch(lambda pool, lane: None):
                 assert len(parking.index) >= 30 or released, "both begin before either is through"
@@ -184,7 +190,7 @@ async def test_the_index_is_mended_when_it_differs_twice_in_a_row(nats_server: L
     await provision_for(bus, scheduler_settings(nats_server))
     lanes = LaneStore(bus, REGION)
     changes: list[None] = []
-    parking = Parking(bus, REGION, lanes, SystemClock(), lambda: changes.append(None))
+    parking = Parking(bus, REGION, SystemClock(), lambda: changes.append(None))
     kept, _ = await park_job(bus)
     gone, gone_park = await park_job(bus)
     async with parking.watch(lambda pool, lane: None):
@@ -258,7 +264,7 @@ async def test_a_job_released_after_it_was_claimed_elsewhere_is_gone(nats_server
     records, lanes = RecordStore(bus), LaneStore(bus, REGION)
     await records.change(REGION, record.tenant, record.job_id, lambda r: claim(r, "w1", 1.0))
     await lanes.purge(record)
-    parking = Parking(bus, REGION, lanes, SystemClock(), lambda: None)
+    parking = Parking(bus, REGION, SystemClock(), lambda: None)
     parking.index.add(park, now_ms=0)
     released = Counter[tuple[str, Lane]]()
     releaser = Releaser(lanes, parking, DecisionLog(), SystemClock(), ReleaseParams(), lambda: True, released)
@@ -266,4 +272,48 @@ async def test_a_job_released_after_it_was_claimed_elsewhere_is_gone(nats_server
     assert len(parking.index) == 0
     assert not released
     assert await ready_jobs(bus) == {}
-    assert subjects.lane_stream(REGION, Lane.DEFERRABLE) == "DEFERRABLE_local"
+
+
+async def test_fire_times_of_jobs_that_meet_are_moved_forward_once(nats_server: LocalNats, bus: Bus) -> None:
+    """Three jobs of 0.12 device-seconds due together, a floor of 0.001: each needs two minutes."""
+    await provision_for(bus, scheduler_settings(nats_server))
+    parks = [(await park_job(bus, fire_in_s=500.0))[1] for _ in range(3)]
+    index = ParkIndex(parks, now_ms=0)
+    staggerer = Staggerer(LaneStore(bus, REGION), SystemClock(), lambda: True)
+    before = await fire_times(bus, parks)
+    assert await staggerer.stagger(index, POOL, floor_rate=0.001, skew_s=0.0) == 2
+    after = await fire_times(bus, parks)
+    gained = sorted(round(b - a, 1) for b, a in zip(before, after, strict=True))
+    assert gained[0] == 0.0
+    assert gained[1:] == [pytest.approx(120.0, abs=1.0), pytest.approx(240.0, abs=1.0)]
+    assert await staggerer.stagger(index, POOL, floor_rate=0.001, skew_s=0.0) == 0
+    assert await parked_jobs(bus) == {park.job for park in parks}
+
+
+async def fire_times(bus: Bus, parks: list[ParkSubject]) -> list[float]:
+    out: list[float] = []
+    for park in parks:
+        message = await last_message(bus, subjects.lane_stream(REGION, park.lane), str(park))
+        assert message is not None
+        out.append(datetime.fromisoformat(message.headers[SCHEDULE].removeprefix("@at ")).timestamp())
+    return out
+
+
+async def test_a_listing_in_chunks_counts_each_job_once(
+    nats_server: LocalNats, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laneway.scheduler.parking.CHUNK", 300)
+    await provision_for(bus, scheduler_settings(nats_server))
+    lanes = LaneStore(bus, REGION)
+    now_s = SystemClock().now()
+
+    async def park(_: int) -> None:
+        record = make_record(lane=Lane.BATCH, latest_start_s=now_s + 500.0)
+        await lanes.park(make_job(record), 1, fire_at_s=now_s + 400.0, group="g")
+
+    for _ in range(4):
+        await asyncio.gather(*(park(i) for i in range(500)))
+    parking = Parking(bus, REGION, SystemClock(), lambda: None)
+    async with parking.watch(lambda pool, lane: None):
+        await asyncio.gather(*(park(i) for i in range(20)))
+        await eventually(lambda: len(parking.index) == 2020)

@@ -177,3 +177,24 @@ async def test_a_claimed_job_without_a_lane_message_is_not_ended(region: Bus) ->
         await records.change(REGION, record.tenant, record.job_id, lambda r: claim(r, "w1", 1.0))
         await sweep.sweep()
         assert await state_of(region, record) is JobState.RUNNING
+
+
+async def test_a_crowd_that_timed_out_leaves_nothing_behind(nats_server: LocalNats, region: Bus) -> None:
+    """No worker, many jobs with a deadline that passes, then a worker and one job: it does not wait behind orphans."""
+    now_s = SystemClock().now()
+    contract = replace(make_record(lane=Lane.BATCH).contract, deadline_s=round(now_s + 1.0, 3))
+    crowd = [
+        (await park_job(region, lane=Lane.BATCH, contract=contract, fire_in_s=600.0, due_in_s=600.0))[0]
+        for _ in range(150)
+    ]
+    async with running_scheduler(nats_server, scheduler_settings(nats_server)) as scheduler:
+
+        async def all_expired() -> bool:
+            return not await parked_jobs(region, Lane.BATCH)
+
+        await eventually(all_expired)
+        assert {await state_of(region, record) for record in crowd} == {JobState.EXPIRED}
+        async with FakeWorker(region).alive():
+            record, _ = await park_job(region, lane=Lane.BATCH)
+            await eventually(lambda: scheduler.released[record.pool, Lane.BATCH] == 1)
+            assert await ready_jobs(region, Lane.BATCH) == {record.job_id: 1}

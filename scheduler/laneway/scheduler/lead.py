@@ -82,7 +82,7 @@ class Lead:
             look_s=own.plan_interval_s,
             weights={Lane.DEFERRABLE: policy.deferrable_weight, Lane.BATCH: policy.batch_weight},
         )
-        self.parking = Parking(bus, region, lanes, clock, look_now.set)
+        self.parking = Parking(bus, region, clock, look_now.set)
         self.releaser = Releaser(lanes, self.parking, decisions, clock, params, may_act, released)
         self.planner = Planner(bus, region, catalogue, lanes, leases, clock, valid_s=own.plan_valid_s)
         self.sweeper = Sweeper(
@@ -142,10 +142,9 @@ class Lead:
             await asyncio.sleep(again_s)
 
     async def _reconcile(self) -> None:
-        await asyncio.sleep(RECONCILE_S / 2)
         self.releaser.skew_s = self.sweeper.skew_s = skew_s = await self._bus.server_skew_s()
         await self._pauses.refresh()
-        await self.parking.reconcile(self.planner.depths)
+        await self.parking.reconcile(await self.planner.read_depths())
         for pool in self.plan.pools if self.plan else ():
             floor_rate = self._floor * max(1, pool.workers)
             await self._staggerer.stagger(self.parking.index, pool.pool, floor_rate=floor_rate, skew_s=skew_s)

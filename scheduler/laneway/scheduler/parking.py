@@ -22,8 +22,9 @@ from laneway.policy.parked import ParkIndex
 from laneway.policy.plan import Depth
 from laneway.runtime.bells import Bell
 from laneway.runtime.bus import Bus
-from laneway.runtime.lanes import LaneStore
+from laneway.runtime.reading import subject_list
 
+CHUNK = 20_000  # subjects taken in without letting go of the loop
 NEWCOMERS_MAX = 1_000  # between two looks; only these get a line in the decision log
 
 _log = structlog.get_logger(__name__)
@@ -32,11 +33,10 @@ _log = structlog.get_logger(__name__)
 class Parking:
     """The index, and the means to keep it. `changed` is called for what was parked; a ready message needs no look."""
 
-    def __init__(self, bus: Bus, region: str, lanes: LaneStore, clock: Clock, changed: Callable[[], None]) -> None:
+    def __init__(self, bus: Bus, region: str, clock: Clock, changed: Callable[[], None]) -> None:
         self.index = ParkIndex()
         self._bus = bus
         self._region = region
-        self._lanes = lanes
         self._clock = clock
         self._changed = changed
         self._newcomers: list[str] = []
@@ -95,22 +95,28 @@ class Parking:
     async def _list(self, lane: Lane) -> None:
         """Makes the index of one lane what the subjects say. What comes or goes meanwhile is known from the bells."""
         before = [job for job in self.index.jobs() if (park := self.index.get(job)) and park.lane is lane]
-        self._gone = set()
+        self._gone = gone = set[str]()
+        present: set[str] = set()
+        new = 0
         try:
-            found = await self._lanes.parked(lane)
-            await asyncio.sleep(0)  # bells that are already here come before the result
-            gone = self._gone
+            wanted = subjects.park_filter(self._region, lane)
+            found = await subject_list(self._bus, subjects.lane_stream(self._region, lane), wanted)
+            for start in range(0, len(found), CHUNK):
+                await asyncio.sleep(0)  # bells that are already here come first, and the term must be renewed
+                parks = [ParkSubject.parse(subject) for subject in found[start : start + CHUNK]]
+                present.update(park.job for park in parks)
+                new += self._add([park for park in parks if park.job not in gone and park.job not in self.index])
         finally:
             self._gone = None
-        present = {park.job for park in found}
         lost = [job for job in before if job not in present and self.index.discard(job)]
-        missing = [park for park in found if park.job not in gone and park.job not in self.index]
-        new = self.index.add_all(missing, now_ms=self._now_ms())
-        self._newcomers += [park.job for park in missing[: NEWCOMERS_MAX - len(self._newcomers)]]
         if before and (lost or new):
             _log.info("park_index_mended", lane=lane.value, added=new, removed=len(lost))
         if new:
             self._changed()
+
+    def _add(self, parks: list[ParkSubject]) -> int:
+        self._newcomers += [park.job for park in parks[: NEWCOMERS_MAX - len(self._newcomers)]]
+        return self.index.add_all(parks, now_ms=self._now_ms())
 
     def _parked(self, park: ParkSubject) -> None:
         if self.index.add(park, now_ms=self._now_ms()):

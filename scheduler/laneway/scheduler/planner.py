@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from laneway.core.catalogue import Catalogue
@@ -17,6 +18,7 @@ from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.plans import PlanPublisher
 
+DEMAND_AGE_S = 1.0
 WAITS_MAX = 100_000  # ready messages of a pool and lane whose age is known
 
 
@@ -62,24 +64,24 @@ class Planner:
         self._valid_s = valid_s
         self._publisher = PlanPublisher(bus, region)
         self._version = 0
+        self._demand: Mapping[str, Sequence[tuple[float, float]]] = {}
+        self._demand_s = float("-inf")  # monotonic
         self._published: Plan | None = None
         self._published_s = float("-inf")  # monotonic
 
     async def make(self, index: ParkIndex, epoch: int, paused: frozenset[Lane]) -> Plan:
         """The plan of this moment. Raises a BusError."""
-        keys = [(pool.name, lane) for pool in self._catalogue.pools for lane in LANES]
-        depths = await asyncio.gather(*(self._depth(pool, lane) for pool, lane in keys))
-        self.depths = dict(zip(keys, depths, strict=True))
+        self.depths = await self.read_depths()
         parked = {
             (pool, lane): Parked(index.count(pool, lane), index.device_s(pool, lane))
-            for pool, lane in keys
+            for pool, lane in self.depths
             if lane in PARKING_LANES
         }
         snapshot = Snapshot(
             leases=self._leases.live(),
             depths=self.depths,
             parked=parked,
-            demand={pool.name: index.demand(pool.name, PARKING_LANES) for pool in self._catalogue.pools},
+            demand=self._demand_of(index),
             oldest_wait_s={key: self.ages.oldest_s(*key, depth.ready) for key, depth in self.depths.items()},
             paused=paused,
         )
@@ -103,6 +105,20 @@ class Planner:
         await self._publisher.publish(plan)
         self._published, self._published_s = plan, self._clock.monotonic()
         return True
+
+    def _demand_of(self, index: ParkIndex) -> Mapping[str, Sequence[tuple[float, float]]]:
+        """Parked work by due time; it is long where much is parked, and need not be young."""
+        now_s = self._clock.monotonic()
+        if now_s - self._demand_s >= DEMAND_AGE_S:
+            self._demand = {pool.name: index.demand(pool.name, PARKING_LANES) for pool in self._catalogue.pools}
+            self._demand_s = now_s
+        return self._demand
+
+    async def read_depths(self) -> dict[tuple[str, Lane], Depth]:
+        """Of every pool and lane. Raises a BusError."""
+        keys = [(pool.name, lane) for pool in self._catalogue.pools for lane in LANES]
+        depths = await asyncio.gather(*(self._depth(pool, lane) for pool, lane in keys))
+        return dict(zip(keys, depths, strict=True))
 
     async def _depth(self, pool: str, lane: Lane) -> Depth:
         try:

@@ -1,8 +1,8 @@
 """The exchange of digests between regions: tells its own each second, remembers the others', measures the way to them.
 
 Core NATS only: a digest that gets lost is followed by the next. What is heard on `digest.<region>` counts for that
-region alone, whatever it says. The other regions' routing services answer on `ctl.routing-<region>`: an empty request is
-a probe of the round trip, a drain hint is an operator's word for that region.
+region alone, whatever it says. Each region's routing service answers on `ctl.routing-<region>`: an empty request is a
+probe of the round trip, a drain hint is an operator's word for that region.
 """
 
 from __future__ import annotations
