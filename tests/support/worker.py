@@ -41,7 +41,7 @@ PACE_S = 0.002
 
 def worker_settings(server: LocalNats, **changes: Any) -> Settings:
     """Simulated pool `chat-small`. Keys of [[models]], [worker], [policy], [nats], engine options and drain_s."""
-    model = {"slots": 4, "kv_tokens": 16_384, "context_length": 4096, "queue_length": 1000}
+    model: dict[str, Any] = {"slots": 4, "kv_tokens": 16_384, "context_length": 4096, "queue_length": 1000}
     engine: dict[str, Any] = {"pace_s": PACE_S}
     sections: dict[str, dict[str, Any]] = {"worker": {}, "policy": {}, "nats": {}, "process": {}}
     for key, value in changes.items():
@@ -91,6 +91,9 @@ class RunningWorker:
         lease = self.worker.snapshot()
         return not (lease.running or lease.kv_tokens_used or any(lease.running_by_lane.values()))
 
+    def engine_empty(self) -> bool:
+        return not len(self.worker.sequences)
+
 
 @dataclass
 class Yard:
@@ -103,9 +106,9 @@ class Yard:
     lanes: LaneStore
     workers: list[RunningWorker] = field(default_factory=list)
 
-    async def start_worker(self, name: str = "", **worker: Any) -> RunningWorker:
+    async def start_worker(self, name: str = "", **changes: Any) -> RunningWorker:
         settings = self.settings
-        given = {"name": name or f"w{len(self.workers)}", **worker}
+        given = {"name": name or f"w{len(self.workers)}", **changes}
         settings = msgspec.structs.replace(settings, worker=msgspec.structs.replace(settings.worker, **given))
         options = options_of(settings)
         engine_options = settings.engine_options_of(options.pool.name)

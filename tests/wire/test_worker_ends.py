@@ -49,7 +49,7 @@ async def nothing_left(place: Yard) -> None:
     assert await eventually(place.lanes_empty)
     for running in place.workers:
         await eventually(running.idle)
-        await eventually(lambda worker=running.worker: not len(worker.sequences))
+        await eventually(running.engine_empty)
     after = await place.submit(max_tokens=2)
     (record,) = await place.ended(after.record.job_id)
     assert record.state is JobState.SUCCEEDED
@@ -234,9 +234,8 @@ async def test_kill_of_the_engine_process_gives_the_jobs_back_and_they_end(nats_
             assert (record.state, record.attempt, record.starts - record.clean) == (JobState.SUCCEEDED, 2, 2)
             assert record.lineage[1].start_index > 10
             assert record.result is not None
-            job_id = record.job_id
-            await eventually(lambda job_id=job_id: len(door.ids(job_id)) == 200)
-            assert tuple(door.ids(job_id)) == record.result.token_ids
+            await eventually(lambda: all(len(door.ids(job_id)) == 200 for job_id in ids))
+            assert tuple(door.ids(record.job_id)) == record.result.token_ids
         await nothing_left(place)
 
 

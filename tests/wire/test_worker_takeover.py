@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -67,7 +68,7 @@ async def worker_process(settings: Settings, ready_file: Path, name: str = "apar
         await process.wait()
 
 
-async def streaming(place: Yard, door: ByteDoor, count: int, **changes: object) -> list[str]:
+async def streaming(place: Yard, door: ByteDoor, count: int, **changes: Any) -> list[str]:
     stored = [
         await place.submit(attached=True, door=door.name, prompt=f"{i}?".encode(), **changes) for i in range(count)
     ]
@@ -76,12 +77,16 @@ async def streaming(place: Yard, door: ByteDoor, count: int, **changes: object) 
     return ids
 
 
+async def delivered(door: ByteDoor, job_id: str, tokens: int) -> None:
+    await eventually(lambda: len(door.ids(job_id)) == tokens)
+
+
 async def each_index_once(place: Yard, door: ByteDoor, ids: list[str], tokens: int) -> None:
     """What the door forwards equals the result: nothing lost, nothing doubled, no splice."""
     for job_id in ids:
         record = await place.record(job_id)
         assert record.result is not None
-        await eventually(lambda job_id=job_id: len(door.ids(job_id)) == tokens)
+        await delivered(door, job_id, tokens)
         assert tuple(door.ids(job_id)) == record.result.token_ids
 
 
