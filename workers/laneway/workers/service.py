@@ -308,10 +308,10 @@ class Worker:
             engine=options.pool.engine,
             state=state,
             detail=self.engine.detail,
-            slots=seats.slots if seats else 0,
-            running=len(seats) if seats else 0,
-            kv_tokens=seats.kv_tokens if seats else 0,
-            kv_tokens_used=seats.kv_tokens_used if seats else 0,
+            slots=seats.slots if seats is not None else 0,
+            running=len(seats) if seats is not None else 0,
+            kv_tokens=seats.kv_tokens if seats is not None else 0,
+            kv_tokens_used=seats.kv_tokens_used if seats is not None else 0,
             prefill_tokens_per_s=self.rates.prefill_tokens_per_s,
             decode_tokens_per_s=self.rates.decode_tokens_per_s,
             service_s=self.rates.service_s,
@@ -326,14 +326,14 @@ class Worker:
         )
 
     def running_by_lane(self) -> Mapping[Lane, int]:
-        return self.seats.by_lane() if self.seats else dict.fromkeys(LANES, 0)
+        return self.seats.by_lane() if self.seats is not None else dict.fromkeys(LANES, 0)
 
     def staged_by_lane(self) -> Mapping[Lane, int]:
         staged = self.pulls.staged if self.pulls else {}
         return {lane: int(lane in staged) for lane in LANES}
 
     def kv_tokens(self) -> tuple[int, int]:
-        return (self.seats.kv_tokens_used, self.seats.kv_tokens) if self.seats else (0, 0)
+        return (self.seats.kv_tokens_used, self.seats.kv_tokens) if self.seats is not None else (0, 0)
 
     def slots(self) -> int:
-        return self.seats.slots if self.seats else 0
+        return self.seats.slots if self.seats is not None else 0
