@@ -28,10 +28,16 @@ SLOTS = 4
 
 
 def scheduler_settings(server: LocalNats, **scheduler: Any) -> Settings:
-    own = {"listen": "127.0.0.1:0", "plan_interval_s": 0.05, "leader_ttl_s": 0.6, "sweep_s": 0.05, **scheduler}
+    own: dict[str, Any] = {
+        "listen": "127.0.0.1:0",
+        "plan_interval_s": 0.05,
+        "leader_ttl_s": 0.6,
+        "sweep_s": 0.05,
+        **scheduler,
+    }
     return Settings(
         nats=nats_settings(server),
-        scheduler=SchedulerSettings(**own),
+        scheduler=SchedulerSettings(**(own | scheduler)),
         models=(ModelSettings(name="chat", engine="simulated", slots=SLOTS, workers=1, queue_length=8),),
     )
 

@@ -50,8 +50,13 @@ async def served(
 
     try:
         address = (await eventually(ready))["address"]
-        async with grpc.aio.insecure_channel(address) as channel:
-            yield channel
+        channel = grpc.aio.insecure_channel(address)
+    except BaseException:
+        task.cancel()
+        raise
+    try:
+        yield channel
     finally:
         stop.set()
         await task
+        await channel.close()

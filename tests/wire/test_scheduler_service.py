@@ -104,6 +104,22 @@ async def test_watching_plans_gives_the_present_one_and_the_next(stub: Scheduler
     call.cancel()
 
 
+async def test_watchers_are_let_go_when_the_scheduler_stops(nats_server: LocalNats, tmp_path: Path) -> None:
+    async with served(serve, scheduler_settings(nats_server), tmp_path / "ready.json") as channel:
+        call = SchedulerServiceStub(channel).WatchPlan(pb.WatchPlanRequest())
+        await call.read()
+        ended = asyncio.ensure_future(_read_all(call))
+        await asyncio.sleep(0)
+    assert await ended == grpc.StatusCode.OK, "the stream ended by itself, it was not cut off"
+
+
+async def _read_all(call: Any) -> grpc.StatusCode:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+    code: grpc.StatusCode = await call.code()
+    return code
+
+
 async def test_pausing_and_resuming_is_for_operators(stub: SchedulerServiceAsyncStub) -> None:
     batch = common_pb2.LANE_BATCH
     method: Any  # of several request types
@@ -131,7 +147,10 @@ async def test_pausing_and_resuming_is_for_operators(stub: SchedulerServiceAsync
     assert error.field == "lane"
 
 
-async def test_draining_a_worker_by_name_waits_until_it_shows(stub: SchedulerServiceAsyncStub, bus: Bus) -> None:
+async def test_draining_a_worker_by_name_waits_until_it_shows(
+    stub: SchedulerServiceAsyncStub, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laneway.scheduler.service.DRAIN_ANSWER_S", 1.0)
     worker = FakeWorker(bus)
     shown = asyncio.Queue[bool]()
 

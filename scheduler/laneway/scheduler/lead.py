@@ -127,7 +127,7 @@ class Lead:
 
     def _pause_s(self) -> float:
         index, depths = self.parking.index, self.planner.depths.values()
-        busy = len(index) or any(depth.ready or depth.running for depth in depths)
+        busy = self.planner.pending or len(index) or any(depth.ready or depth.running for depth in depths)
         pause_s = self._interval_s if busy else max(self._interval_s, QUIET_LOOK_S)
         wake_ms = index.next_wake_ms()
         return pause_s if wake_ms is None else max(0.0, min(pause_s, wake_ms / 1000.0 - self._clock.now()))

@@ -51,6 +51,7 @@ class Scheduler:
         self.pauses = Pauses(bus, region, self._look_now.set)
         self._settings = settings
         self._plan_watchers: set[asyncio.Event] = set()
+        self._stopped = False
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -64,7 +65,14 @@ class Scheduler:
             yield
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Stands by and leads in turns until told to stop."""
+        """Stands by and leads in turns until told to stop; streams of plans end then."""
+        try:
+            await self._stand_by_and_lead(stop)
+        finally:
+            self._stopped = True
+            self._wake_watchers()
+
+    async def _stand_by_and_lead(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             await first_of(stop.wait(), self.leadership.campaign())
             if not self.leadership.held():
@@ -80,12 +88,12 @@ class Scheduler:
                 await self.leadership.resign()
 
     async def plan_news(self) -> AsyncGenerator[Plan, None]:
-        """The present plan, then each newer one; a slow reader skips plans."""
+        """The present plan, then each newer one until this scheduler stops; a slow reader skips plans."""
         news = asyncio.Event()
         self._plan_watchers.add(news)
         try:
             seen: Plan | None = None
-            while True:
+            while not self._stopped:
                 news.clear()
                 plan = self.plans.plan
                 if plan is not None and plan is not seen:
@@ -96,6 +104,9 @@ class Scheduler:
             self._plan_watchers.discard(news)
 
     def _plan_changed(self, _: Plan) -> None:
+        self._wake_watchers()
+
+    def _wake_watchers(self) -> None:
         for news in self._plan_watchers:
             news.set()
 

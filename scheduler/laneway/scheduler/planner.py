@@ -56,6 +56,7 @@ class Planner:
     ) -> None:
         self.depths: dict[tuple[str, Lane], Depth] = {}
         self.ages = ReadyAges(clock)
+        self.pending = False  # the last plan made says something that is not published yet
         self._region = region
         self._catalogue = catalogue
         self._lanes = lanes
@@ -96,15 +97,17 @@ class Planner:
             valid_s=self._valid_s,
         )
 
-    async def publish(self, plan: Plan, *, least_gap_s: float) -> bool:
-        """Publishes unless the last plan is younger than `least_gap_s`, or as good and still long valid."""
+    async def publish(self, plan: Plan, *, least_gap_s: float) -> None:
+        """Publishes unless the last plan says the same and is still long valid, or is younger than `least_gap_s`: then
+        the news is `pending`, and the caller comes back soon. Raises a BusError."""
         age_s = self._clock.monotonic() - self._published_s
-        urgent = self._published is not None and plan.paused != self._published.paused
-        if not urgent and (age_s < least_gap_s or (age_s < self._valid_s / 3 and _same(plan, self._published))):
-            return False
-        await self._publisher.publish(plan)
-        self._published, self._published_s = plan, self._clock.monotonic()
-        return True
+        new = self._published is None or _essence(plan) != _essence(self._published)
+        urgent = self._published is None or plan.paused != self._published.paused
+        if urgent or age_s >= (least_gap_s if new else self._valid_s / 3):
+            await self._publisher.publish(plan)
+            self._published, self._published_s = plan, self._clock.monotonic()
+            new = False
+        self.pending = new
 
     def _demand_of(self, index: ParkIndex) -> Mapping[str, Sequence[tuple[float, float]]]:
         """Parked work by due time; it is long where much is parked, and need not be young."""
@@ -128,12 +131,8 @@ class Planner:
         return Depth(depth.ready, depth.running)
 
 
-def _same(plan: Plan, other: Plan | None) -> bool:
-    """Whether two plans say the same; the age of waiting messages always grows and does not count."""
-    return other is not None and _essence(plan) == _essence(other)
-
-
 def _essence(plan: Plan) -> Plan:
+    """What readers act on; the age of waiting messages always grows and does not count."""
     pools = tuple(
         replace(pool, lanes=tuple(replace(lane, oldest_wait_s=0.0) for lane in pool.lanes)) for pool in plan.pools
     )

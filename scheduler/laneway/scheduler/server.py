@@ -17,7 +17,7 @@ from laneway.scheduler.loop import Scheduler
 from laneway.scheduler.service import NAME, SchedulerService
 from laneway.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 
-DRAIN_S_MAX = 2.0  # the only long calls are streams of plans, which have no end
+DRAIN_S_MAX = 2.0  # calls are short, and streams of plans end with the scheduler
 
 
 async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None = None) -> None:

@@ -53,6 +53,7 @@ class Exchange:
         self._heard: dict[str, tuple[RegionDigest, float]] = {}  # by region, with the monotonic time it came
         self._round_trip_s: dict[str, float] = {}
         self._watchers: set[asyncio.Event] = set()
+        self._stopped = False
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -81,6 +82,11 @@ class Exchange:
                 _log.warning("digest_not_told", error=error.message)
             self._changed()
             await asyncio.sleep(self._interval_s)
+
+    def stop(self) -> None:
+        """Ends the streams of changes."""
+        self._stopped = True
+        self._changed()
 
     def own(self) -> RegionDigest:
         return digest_of(
@@ -114,12 +120,12 @@ class Exchange:
             raise Unavailable("the region could not be told", reason="REGION_SILENT", retry_after_s=1.0)
 
     async def changes(self) -> AsyncGenerator[list[Sighting], None]:
-        """What is known now, then after each change of it."""
+        """What is known now, then after each change of it, until the service stops."""
         news = asyncio.Event()
         self._watchers.add(news)
         try:
             shown: list[RegionDigest] | None = None
-            while True:
+            while not self._stopped:
                 news.clear()
                 sightings = self.sightings()
                 essence = [replace(s.digest, made_s=0.0, healthy=s.digest.healthy and not s.lost) for s in sightings]

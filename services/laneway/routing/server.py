@@ -22,7 +22,7 @@ from laneway.v1.routing_pb2_grpc import add_RoutingServiceServicer_to_server
 
 REGION_WAIT_S = 30.0  # for the scheduler, or `laneway provision`, to make the region's buckets
 RETRY_S = 0.25
-DRAIN_S_MAX = 2.0  # the only long calls are streams of digests, which have no end
+DRAIN_S_MAX = 2.0  # calls are short, and streams of digests end with the exchange
 
 _log = structlog.get_logger(__name__)
 
@@ -70,3 +70,4 @@ async def _until(stop: asyncio.Event, exchange: Exchange) -> None:
         telling = group.create_task(exchange.run())
         await stop.wait()
         telling.cancel()
+    exchange.stop()
