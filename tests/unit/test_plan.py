@@ -46,14 +46,18 @@ def test_capacity_comes_from_ready_workers() -> None:
     assert pool.service_s == 2.0
 
 
-def test_deliveries_that_no_lease_shows_yet_take_places() -> None:
-    leases = [lease("a", running=0), lease("c", state=WorkerState.DRAINING, running=2)]
+def test_places_are_counted_by_deliveries_not_by_leases_that_may_be_old() -> None:
+    leases = [lease("a", running=3), lease("c", state=WorkerState.DRAINING, running=2)]
     _, pool = plan_of(
         Snapshot(leases=leases, depths={("p", Lane.BATCH): Depth(5, 3), ("p", Lane.PRIORITY): Depth(0, 2)})
     )
     assert pool.free_slots == 1, "5 delivered, 2 of them to the worker that drains"
     _, pool = plan_of(Snapshot(leases=leases, depths={("p", Lane.BATCH): Depth(0, 99)}))
     assert pool.free_slots == 0
+    _, pool = plan_of(Snapshot(leases=leases, depths={("p", Lane.BATCH): Depth(0, 0)}))
+    assert pool.free_slots == 4
+    _, pool = plan_of(Snapshot(leases=leases))
+    assert pool.free_slots == 1, "where deliveries are not known, the lease is all there is"
 
 
 def test_lanes_show_depth_parked_work_limit_and_pauses() -> None:

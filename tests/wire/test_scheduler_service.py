@@ -57,7 +57,7 @@ async def test_plan_lanes_models_and_workers(stub: SchedulerServiceAsyncStub, bu
             return plan if plan.pools[0].workers == 2 else None
 
         plan = await eventually(with_workers)
-        assert (plan.pools[0].slots, plan.pools[0].free_slots) == (8, 7)
+        assert (plan.pools[0].slots, plan.pools[0].free_slots) == (8, 8)
         workers = (await stub.ListWorkers(pb.ListWorkersRequest(page_size=1), metadata=bearer(ACME))).workers
         assert [w.name for w in workers] == ["w1"]
         rest = await stub.ListWorkers(pb.ListWorkersRequest(pool=POOL), metadata=bearer(ACME))

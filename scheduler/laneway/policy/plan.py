@@ -74,12 +74,7 @@ def _pool_plan(pool: Pool, snapshot: Snapshot, now_s: float, params: PlanParams)
     leases = [each for each in snapshot.leases if each.pool == pool.name and each.state is WorkerState.READY]
     lanes = tuple(_lane_plan(pool, lane, snapshot) for lane in LANES)
     slots = sum(each.slots for each in leases)
-    # Leases are up to a second old, deliveries are not: whichever says more. Draining workers hold deliveries too.
-    elsewhere = sum(
-        each.running for each in snapshot.leases if each.pool == pool.name and each.state is not WorkerState.READY
-    )
-    delivered = max(0, sum(lane.running for lane in lanes) - elsewhere)
-    running = min(slots, max(sum(each.running for each in leases), delivered))
+    running = min(slots, _running(pool, leases, lanes, snapshot))
     kv_tokens = sum(each.kv_tokens for each in leases)
     service_s = _mean(each.service_s for each in leases)
     return PoolPlan(
@@ -95,6 +90,17 @@ def _pool_plan(pool: Pool, snapshot: Snapshot, now_s: float, params: PlanParams)
         desired_workers=desired_workers(pool, lanes, snapshot.demand.get(pool.name, ()), now_s, params),
         lanes=lanes,
     )
+
+
+def _running(pool: Pool, leases: Sequence[WorkerLease], lanes: Sequence[LanePlan], snapshot: Snapshot) -> int:
+    """Places taken at the ready workers. Deliveries are known to the moment and never fewer than what runs; leases are
+    up to a second old, and serve where deliveries are not known, and to tell what draining workers still hold."""
+    if not any((pool.name, lane) in snapshot.depths for lane in LANES):
+        return sum(each.running for each in leases)
+    elsewhere = sum(
+        each.running for each in snapshot.leases if each.pool == pool.name and each.state is not WorkerState.READY
+    )
+    return max(0, sum(lane.running for lane in lanes) - elsewhere)
 
 
 def _lane_plan(pool: Pool, lane: Lane, snapshot: Snapshot) -> LanePlan:
