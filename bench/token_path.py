@@ -1,0 +1,220 @@
+"""What the way through Laneway adds to a stream, against a direct call to the same engine in the same run.
+
+A simulated engine at 10 ms a token; 1, 16 and 64 callers at once, each asking for 64 tokens again and again; rounds of
+the direct call and of Laneway alternate. Added TTFT and added total time are differences of the same percentile.
+CPU for each stream is what every process used over the Laneway rounds, divided by their streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+import psutil
+from report import Bar, Report, main, percentile
+
+from laneway.cli.stack import LocalStack, StackOptions
+from laneway.runtime.catalogue import catalogue_of
+from laneway.runtime.settings import load_settings
+from laneway.v1 import admission_pb2, admission_pb2_grpc, common_pb2, task_pb2
+from laneway.workers.engines.protocol import EngineRequest, EngineStats, SequenceStep
+from laneway.workers.engines.registry import make_engine
+
+PACE_S = 0.010
+TOKENS = 64
+SLOTS = 72
+PROMPT = list(range(97, 97 + 24))
+LEVELS = (1, 16, 64)
+ROUNDS = 3
+MODEL = {
+    "name": "chat", "engine": "simulated", "slots": SLOTS, "workers": 1, "queue_length": 256,
+    "context_length": 4096, "kv_tokens": 4096 * SLOTS, "engine_options": {"pace_s": PACE_S},
+}  # fmt: skip
+
+
+@dataclass
+class Samples:
+    ttft_s: list[float] = field(default_factory=list)
+    total_s: list[float] = field(default_factory=list)
+    tokens: int = 0
+
+
+Call = Callable[[Samples], Awaitable[None]]
+
+
+class DirectSink:
+    """The worker's side of the engine, reduced to what a caller would see."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, tuple[asyncio.Future[None], list[float], list[int]]] = {}
+
+    def on_step(self, steps: Sequence[SequenceStep], stats: EngineStats) -> None:
+        now = time.perf_counter()
+        for step in steps:
+            done, first, count = self.waiting[step.id]
+            if step.token_ids and not first:
+                first.append(now)
+            count[0] += len(step.token_ids)
+            if step.finish is not None and not done.done():
+                done.set_result(None)
+
+    def on_closed(self, reason: str) -> None:
+        for done, _, _ in self.waiting.values():
+            if not done.done():
+                done.set_exception(RuntimeError(reason))
+
+
+async def _callers(count: int, streams: int, call: Call, samples: Samples) -> None:
+    """`count` callers in a closed loop, starting apart, `streams` streams in all."""
+    rng = random.Random(1)
+    left = streams
+
+    async def caller(delay_s: float) -> None:
+        nonlocal left
+        await asyncio.sleep(delay_s)
+        while left > 0:
+            left -= 1
+            await call(samples)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            group.create_task(caller(rng.uniform(0.0, PACE_S * TOKENS)))
+
+
+class Processes:
+    """CPU seconds of the stack's processes by name; an engine counts apart from its worker."""
+
+    def __init__(self, stack: LocalStack) -> None:
+        self._known: dict[str, psutil.Process] = {}
+        for child in stack.children:
+            if child.alive:
+                process = psutil.Process(child.pid)
+                name = "worker" if child in stack.workers else child.name
+                self._known[name] = process
+                for inner in process.children(recursive=True):
+                    self._known[f"{name} engine"] = inner
+        self._known["client"] = psutil.Process()
+
+    def cpu_s(self) -> dict[str, float]:
+        return {name: sum(p.cpu_times()[:2]) for name, p in self._known.items()}
+
+
+async def measure(smoke: bool) -> Report:
+    levels, rounds = ((1, 8), 1) if smoke else (LEVELS, ROUNDS)
+    settings = load_settings(flags={}, environ={})
+    options = StackOptions(settings={"models": [MODEL], "process": {"log_level": "warning"}})
+    rows: list[list[str]] = []
+    figures: dict[str, float] = {}
+    bars: list[Bar] = []
+    counts: dict[str, tuple[int, int]] = {}
+    async with LocalStack(options) as stack:
+        direct_call, close = await _direct()
+        channel = grpc.aio.insecure_channel(stack.addresses.admission)
+        stub = admission_pb2_grpc.AdmissionServiceStub(channel)
+        processes = Processes(stack)
+        for level in levels:
+            direct, ours = Samples(), Samples()
+            cpu: dict[str, float] = {}
+            streams = 0
+            each = 2 * level if smoke else max(12, 4 * level)
+            for _ in range(rounds):
+                await _callers(level, each, direct_call, direct)
+                before = processes.cpu_s()
+                await _callers(level, each, _through(stub), ours)
+                after = processes.cpu_s()
+                for name in before:
+                    cpu[name] = cpu.get(name, 0.0) + after[name] - before[name]
+                streams += each
+            row, found = _figures(level, direct, ours, cpu, streams)
+            rows.append(row)
+            figures |= found
+            counts[f"tokens at {level}"] = (ours.tokens, streams * TOKENS)
+            counts[f"direct tokens at {level}"] = (direct.tokens, streams * TOKENS)
+        await channel.close()
+        await close()
+    if not smoke:
+        bars = [
+            Bar("added TTFT p50 at 64 streams", figures["added_ttft_p50_ms_64"], 3.0, "ms"),
+            Bar("added TTFT p99 at 64 streams", figures["added_ttft_p99_ms_64"], 10.0, "ms"),
+            Bar("door CPU a stream at 64 streams", figures["cpu_admission_ms_64"], 3.0, "ms"),
+        ]
+    columns = ["streams", "direct TTFT p50/p99", "added TTFT p50/p99", "added total p50/p99", "CPU a stream, ms"]
+    return Report("Token path: 64 tokens at 10 ms each (ms)", columns, rows, figures, bars, counts)
+
+
+def _figures(
+    level: int, direct: Samples, ours: Samples, cpu: dict[str, float], streams: int
+) -> tuple[list[str], dict[str, float]]:
+    found: dict[str, float] = {}
+    for q in (50, 99):
+        base = percentile(direct.ttft_s, q)
+        found[f"direct_ttft_p{q}_ms_{level}"] = 1000 * base
+        found[f"added_ttft_p{q}_ms_{level}"] = 1000 * (percentile(ours.ttft_s, q) - base)
+        found[f"added_total_p{q}_ms_{level}"] = 1000 * (percentile(ours.total_s, q) - percentile(direct.total_s, q))
+    for name, used in cpu.items():
+        found[f"cpu_{name.replace(' ', '_')}_ms_{level}"] = 1000 * used / streams
+    shown = ", ".join(f"{name} {1000 * used / streams:.2f}" for name, used in cpu.items())
+    kinds = ("direct_ttft", "added_ttft", "added_total")
+    row = [f"{found[f'{kind}_p50_ms_{level}']:.2f} / {found[f'{kind}_p99_ms_{level}']:.2f}" for kind in kinds]
+    return [str(level), *row, shown], found
+
+
+async def _direct() -> tuple[Call, Callable[[], Awaitable[None]]]:
+    """A direct call to an engine of the same kind, in a process of its own as at the worker."""
+    settings = load_settings(flags={"models": [MODEL]}, environ={})
+    pool = catalogue_of(settings).pools[0]
+    engine = make_engine(pool, settings.engine_options_of(pool.name))
+    sink = DirectSink()
+    await engine.start(sink)
+    numbers = iter(range(1, 1 << 31))
+
+    async def call(samples: Samples) -> None:
+        number = next(numbers)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        first: list[float] = []
+        count = [0]
+        sink.waiting[number] = (done, first, count)
+        started = time.perf_counter()
+        engine.submit(EngineRequest(number, tuple(PROMPT), TOKENS, temperature=0.0, ignore_eos=True))
+        await done
+        samples.total_s.append(time.perf_counter() - started)
+        samples.ttft_s.append(first[0] - started)
+        samples.tokens += count[0]
+        del sink.waiting[number]
+
+    return call, engine.close
+
+
+def _through(stub: admission_pb2_grpc.AdmissionServiceAsyncStub) -> Call:
+    request = admission_pb2.GenerateRequest(
+        spec=task_pb2.JobSpec(
+            model="chat",
+            generate=task_pb2.GenerateTask(
+                tokens=task_pb2.TokenPrompt(ids=PROMPT),
+                sampling=task_pb2.Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True),
+            ),
+            contract=common_pb2.Contract(lane=common_pb2.LANE_PRIORITY, ttft_target=Duration(seconds=10)),
+        )
+    )
+
+    async def call(samples: Samples) -> None:
+        started = time.perf_counter()
+        first = 0.0
+        async for event in stub.Generate(request):
+            if event.WhichOneof("event") == "chunk":
+                if not first:
+                    first = time.perf_counter()
+                samples.tokens += len(event.chunk.token_ids)
+        samples.total_s.append(time.perf_counter() - started)
+        samples.ttft_s.append(first - started)
+
+    return call
+
+
+if __name__ == "__main__":
+    main(measure, __doc__ or "")

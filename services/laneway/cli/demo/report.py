@@ -1,0 +1,63 @@
+"""The table at the end of the demo: promised and got, lane by lane, beside the single FIFO lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from laneway.cli.demo.outcome import LaneSummary, RunResult, summarise
+from laneway.cli.demo.script import (
+    BATCH_WITHIN_S,
+    DEFERRABLE_WITHIN_S,
+    PRIORITY_TPOT_S,
+    PRIORITY_TTFT_S,
+)
+from laneway.core.lanes import LANES, Lane
+
+PROMISES = {
+    Lane.PRIORITY: f"TTFT ≤ {PRIORITY_TTFT_S:g} s, TPOT ≤ {PRIORITY_TPOT_S * 1000:g} ms",
+    Lane.DEFERRABLE: f"done in {DEFERRABLE_WITHIN_S:g} s",
+    Lane.BATCH: f"done in {BATCH_WITHIN_S:g} s",
+}
+TRY_NEXT = (
+    "laneway up                                        # the same stack, yours to use",
+    'laneway generate --lane priority "Why is the sky blue?"   # in a second terminal',
+    'laneway submit --lane batch "Describe a lighthouse." && laneway jobs',
+)
+
+
+def print_report(console: Console, runs: Sequence[RunResult]) -> None:
+    table = Table(title="Promised and got (p50 / p95 / p99)")
+    for name in ("lane", "run", "promised", "kept", "TTFT s", "TPOT ms", "completion s", "tokens"):
+        table.add_column(name, justify="left" if name in ("lane", "run", "promised") else "right", no_wrap=True)
+    summaries = [(run.name, summarise(run.outcomes)) for run in runs]
+    for i, lane in enumerate(LANES):
+        for name, rows in summaries:
+            row = rows[i]
+            table.add_row(
+                lane.value,
+                name,
+                PROMISES[lane],
+                f"{row.in_time} of {row.sent}",
+                _three(row.ttft_s, 1.0, 2),
+                _three(row.tpot_s, 1000.0, 0),
+                _three(row.completion_s, 1.0, 1),
+                str(row.tokens),
+            )
+        table.add_section()
+    console.print(table)
+    for run in runs:
+        console.print(_totals(run, summarise(run.outcomes)), highlight=False)
+
+
+def _three(values: tuple[float, float, float] | None, factor: float, digits: int) -> str:
+    return " / ".join(f"{v * factor:.{digits}f}" for v in values) if values else "-"
+
+
+def _totals(run: RunResult, rows: Sequence[LaneSummary]) -> str:
+    tokens = sum(row.tokens for row in rows)
+    used = f", engines busy {100 * run.utilisation:.0f} % of the time" if run.utilisation is not None else ""
+    resumed = f", {run.resumed} jobs taken over after the kill" if run.resumed else ""
+    return f"{run.name}: {sum(r.sent for r in rows)} requests, {tokens} tokens in {run.length_s:.0f} s{used}{resumed}"
