@@ -6,6 +6,7 @@ itself, and its caller reads the words below and never those of an engine.
 
 from __future__ import annotations
 
+from laneway.core.catalogue import Capabilities
 from laneway.workers.engines.protocol import EngineCapacity, EngineRequest
 
 
@@ -39,3 +40,26 @@ def check_request(request: EngineRequest, capacity: EngineCapacity) -> None:
         raise ValueError("top_p must be above 0 and at most 1")
     if request.min_p is not None and not 0.0 <= request.min_p <= 1.0:
         raise ValueError("min_p must be 0 to 1")
+
+
+def check_abilities(request: EngineRequest, can: Capabilities) -> None:
+    """Raises ValueError when the request uses what its pool does not offer. Never ignored, here neither."""
+    lacking = {
+        "logprobs": request.logprobs and not can.logprobs,
+        "top_logprobs": request.top_logprobs > can.top_logprobs,
+        "min_p": request.min_p is not None and not can.min_p,
+        "top_k": request.top_k is not None and not can.top_k,
+        "seed": request.seed is not None and request.temperature > 0.0 and not can.seed,
+        "repetition_penalty": request.repetition_penalty is not None and not can.penalties,
+        "presence_penalty": request.presence_penalty is not None and not can.penalties,
+        "frequency_penalty": request.frequency_penalty is not None and not can.penalties,
+        "logit_bias": bool(request.logit_bias) and not can.logit_bias,
+        "min_tokens": request.min_tokens > 0 and not can.min_tokens,
+        "ignore_eos": request.ignore_eos and not can.ignore_eos,
+        "json_schema": bool(request.json_schema) and not can.json_schema,
+        "adapter": bool(request.adapter) and not can.adapters,
+        "cache_salt": bool(request.cache_salt) and not can.cache_salt,
+    }
+    for name, lacks in lacking.items():
+        if lacks:
+            raise ValueError(f"the pool does not offer {name}")

@@ -31,9 +31,8 @@ class EngineGone(RuntimeError):
 class ProcessEngine:
     """An Engine whose computing happens in a child process. Started once; a new one is made after a crash."""
 
-    def __init__(self, spec: EngineSpec, capabilities: Capabilities) -> None:
+    def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
-        self._capabilities = capabilities
         self._encoder = msgspec.msgpack.Encoder()
         self._child: EngineChild | None = None
         self._sink: StepSink | None = None
@@ -73,7 +72,7 @@ class ProcessEngine:
                 await self._end(grace_s=0.0)
 
     def capabilities(self) -> Capabilities:
-        return self._capabilities
+        return self._spec.capabilities
 
     def submit(self, request: EngineRequest) -> None:
         """Raises EngineGone once the sink has been told of the engine's end."""

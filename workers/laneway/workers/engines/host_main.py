@@ -19,8 +19,10 @@ import traceback  # noqa: E402
 
 import msgspec  # noqa: E402
 
+from laneway.core.catalogue import Capabilities  # noqa: E402
 from laneway.core.errors import ConfigError  # noqa: E402
 from laneway.core.lanes import FinishReason  # noqa: E402
+from laneway.workers.engines.checks import check_abilities  # noqa: E402
 from laneway.workers.engines.frames import Abort, Close, Command, Failed, Frames, Ready, Report, Stepped, Submit, framed  # noqa: E402
 from laneway.workers.engines.protocol import EngineStartError, EngineStats, SequenceStep, StepEngine  # noqa: E402
 from laneway.workers.engines.registry import EngineSpec, make_step_engine  # noqa: E402
@@ -52,53 +54,58 @@ class EngineProcess:
         self._encoder = msgspec.msgpack.Encoder()
         self._commands = msgspec.msgpack.Decoder(Command)
         self._received = 0
+        self._refused: list[SequenceStep] = []  # to be reported with the next step, or at once when there is none
         self._stats = EngineStats()
 
     def run(self) -> None:
-        engine = self._start()
+        spec = msgspec.msgpack.decode(self._next_frame(), type=EngineSpec)
+        engine = self._start(spec)
         if engine is None:
             return
         try:
-            while self._take_commands(engine):
+            while self._take_commands(engine, spec.capabilities):
+                steps, self._refused = self._refused, []
                 if engine.busy():
-                    steps, self._stats = engine.step()
-                    self._report(Stepped(steps, self._stats, self._received))
+                    computed, self._stats = engine.step()
+                    steps += computed
+                elif not steps:
+                    continue
+                self._report(Stepped(steps, self._stats, self._received))
         finally:
             engine.close()
 
-    def _start(self) -> StepEngine | None:
-        spec = msgspec.msgpack.decode(self._next_frame(), type=EngineSpec)
+    def _start(self, spec: EngineSpec) -> StepEngine | None:
         if spec.options.nice:
             os.nice(spec.options.nice)
         try:
             engine = make_step_engine(spec)
             capacity = engine.load()
         except (EngineStartError, ConfigError) as error:
-            traceback.print_exception(error)  # the library's own words, for the log
+            if error.__cause__ is not None:
+                traceback.print_exception(error.__cause__)  # the library's own words, for the log
             self._report(Failed(str(error)))
             return None
         self._report(Ready(capacity))
         return engine
 
-    def _take_commands(self, engine: StepEngine) -> bool:
+    def _take_commands(self, engine: StepEngine, capabilities: Capabilities) -> bool:
         """Takes what has arrived; waits for the first command when there is nothing to compute. False: close."""
         self._read(wait=not engine.busy())
-        refused: list[SequenceStep] = []
         frames, self._waiting = self._waiting, []
         for frame in frames:
             match self._commands.decode(frame):
                 case Submit(request):
                     self._received += 1
                     try:
+                        check_abilities(request, capabilities)
                         engine.add(request)
                     except ValueError as error:
-                        refused.append(SequenceStep(request.id, [], finish=FinishReason.ERROR, message=str(error)))
+                        message = str(error)
+                        self._refused.append(SequenceStep(request.id, [], finish=FinishReason.ERROR, message=message))
                 case Abort(request_id):
                     engine.abort(request_id)
                 case Close():
                     return False
-        if refused:
-            self._report(Stepped(refused, self._stats, self._received))
         return True
 
     def _next_frame(self) -> bytes:

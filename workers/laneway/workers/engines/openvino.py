@@ -57,9 +57,14 @@ _STOPPED = openvino_genai.GenerationFinishReason.STOP
 
 
 class _Output(Protocol):
-    generated_ids: list[int]
-    generated_log_probs: list[float]
-    finish_reason: openvino_genai.GenerationFinishReason
+    @property
+    def generated_ids(self) -> list[int]: ...
+
+    @property
+    def generated_log_probs(self) -> list[float]: ...
+
+    @property
+    def finish_reason(self) -> openvino_genai.GenerationFinishReason: ...
 
 
 class _Handle(Protocol):
@@ -128,7 +133,6 @@ class OpenVinoEngine:
 
     def add(self, request: EngineRequest) -> None:
         check_request(request, self._capacity)
-        _check_abilities(request)
         position = len(self._queue)
         while position and self._queue[position - 1].priority < request.priority:
             position -= 1
@@ -280,20 +284,6 @@ class OpenVinoEngine:
         if not path.exists():
             raise EngineStartError(f"there is no model file {path}; set model_file in engine_options")
         return path
-
-
-def _check_abilities(request: EngineRequest) -> None:
-    """What the catalogue says this engine cannot do; the door has refused it already."""
-    for name, used in (
-        ("seed", request.seed is not None and request.temperature > 0.0),
-        ("top_logprobs", request.top_logprobs > 0),
-        ("logit_bias", bool(request.logit_bias)),
-        ("json_schema", bool(request.json_schema)),
-        ("adapter", bool(request.adapter)),
-        ("cache_salt", bool(request.cache_salt)),
-    ):
-        if used:
-            raise ValueError(f"the openvino engine has no {name}")
 
 
 def _failed(request_id: int, message: str) -> SequenceStep:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from laneway.core.catalogue import Pool
+from laneway.core.catalogue import Capabilities, Pool
 from laneway.core.errors import ConfigError
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.tokenizer import load_tokenizer
@@ -24,6 +24,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     tokenizer: str
     eos_ids: tuple[int, ...]
     capacity: EngineCapacity
+    capabilities: Capabilities
     options: EngineOptions
 
 
@@ -33,7 +34,7 @@ def make_engine(pool: Pool, options: EngineOptions) -> Engine:
         raise ConfigError(f'engine = "{pool.engine}" of pool {pool.name}: known engines are {", ".join(STEP_ENGINES)}')
     from laneway.workers.engines.host import ProcessEngine
 
-    return ProcessEngine(spec_of(pool, options), pool.capabilities)
+    return ProcessEngine(spec_of(pool, options))
 
 
 def spec_of(pool: Pool, options: EngineOptions) -> EngineSpec:
@@ -42,6 +43,7 @@ def spec_of(pool: Pool, options: EngineOptions) -> EngineSpec:
         tokenizer=pool.tokenizer,
         eos_ids=tuple(sorted(load_tokenizer(pool.tokenizer).eos_ids)),
         capacity=EngineCapacity(pool.slots, pool.kv_tokens, pool.context_length, pool.vocabulary_size),
+        capabilities=pool.capabilities,
         options=options,
     )
 
