@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WEIGHT = 0.1  # of the newest job; about the last 20 jobs count
+# A shorter prompt takes a step or two whatever its length: it says how fast prefill is at least, not how fast it is.
+PREFILL_SAMPLE_TOKENS_MIN = 256
 
 
 @dataclass(slots=True)
@@ -25,8 +27,10 @@ class Average:
 class Rates:
     """Owns the measured rates and totals of one worker incarnation."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefill_prior: float = 0.0) -> None:
         self._prefill = Average()
+        self._prefill_prior = prefill_prior  # the catalogue's, tokens a second
+        self._prefill_least = 0.0
         self._decode = Average()
         self._service = Average()
         self.jobs_done = 0
@@ -34,8 +38,13 @@ class Rates:
 
     def prefilled(self, tokens: int, span_s: float) -> None:
         """`tokens` prompt tokens were computed in `span_s`, from submission to the first token."""
-        if tokens > 0 and span_s > 0.0:
-            self._prefill.add(tokens / span_s)
+        if tokens <= 0 or span_s <= 0.0:
+            return
+        rate = tokens / span_s
+        if tokens >= PREFILL_SAMPLE_TOKENS_MIN:
+            self._prefill.add(rate)
+        else:
+            self._prefill_least = max(self._prefill_least, rate)
 
     def decoded(self, tokens: int, span_s: float) -> None:
         """`tokens` tokens of one sequence after its first one came in `span_s`."""
@@ -50,7 +59,9 @@ class Rates:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        return self._prefill.value
+        if self._prefill.count:
+            return self._prefill.value
+        return self._prefill_least if self._prefill_least > self._prefill_prior else 0.0
 
     @property
     def decode_tokens_per_s(self) -> float:

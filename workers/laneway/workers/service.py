@@ -83,13 +83,13 @@ class Worker:
         self._clock = clock
         self._started_s = clock.now()
         region, me = options.region, options.worker_id
-        self.rates = Rates()
+        self.rates = Rates(options.pool.prefill_tokens_per_s)
         self.lease = LeaseKeeper(bus, region, self.snapshot, clock)
         self._watcher = LeaseWatcher(bus, region, clock)
         self._plans = PlanView(bus, region, lambda plan: self._room_changed())
         self._link = LinkWatch(bus, self._heard_again)
         self.emitter = Emitter(bus.emit, me, outgoing_bytes_max=options.outgoing_bytes)
-        self.sequences = Sequences(clock, self._stepped)
+        self.sequences = Sequences(clock, self._look_at_lease, self._stepped)
         self.engine = EngineKeeper(make_engine, self.sequences, clock, self._engine_changed)
         records = RecordStore(bus, retention_s=options.retention_s, clock=clock)
         claims = Claims(records, me, clock, self._watcher.alive)
@@ -102,7 +102,6 @@ class Worker:
             clock=clock,
             ack_wait_s=options.ack_wait_s,
             token_bytes=token_bytes,
-            may_emit=self.lease.held,
             claims=claims,
             endings=endings,
             emitter=self.emitter,
@@ -116,7 +115,6 @@ class Worker:
         self._control: Control | None = None
         self._stopping = False
         self._idle = asyncio.Event()  # pulsed whenever a run leaves
-        self._lease_was_held = True
         self._steps: tuple[int, float] = (0, 0.0)
 
     # --- life ----------------------------------------------------------------------------------------
@@ -186,6 +184,7 @@ class Worker:
             await stack.enter_async_context(self._control)
             stack.enter_context(metrics.gauges(options.pool.name, self))
             await self.lease.renew()
+            self._look_at_lease()
             on_ready()
             background = [self._spawn(pulls.run()), self._spawn(self._keep_house(runs, pulls))]
             try:
@@ -229,12 +228,16 @@ class Worker:
             if self._link.sound() and self._control is not None:
                 for run in runs:
                     run.check_doors(now_s, self._control.heard_s)
-            held = self.lease.held()
-            if held and not self._lease_was_held:
-                for run in runs:
-                    run.confirm_ownership()
-            self._lease_was_held = held
+            self._look_at_lease()
             await self._check_engine(now_s)
+
+    def _look_at_lease(self) -> None:
+        """Without a lease nothing leaves; with it again, every run first makes sure that its job was not taken over."""
+        held, was_held = self.lease.held(), self.emitter.may_emit
+        self.emitter.may_emit = held
+        if held and not was_held:
+            for run in self.runs or ():
+                run.confirm_ownership()
 
     async def _ask_for_time(self, runs: Runs, now_s: float) -> None:
         steps = self._engine_steps()
