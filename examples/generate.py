@@ -9,7 +9,12 @@ from laneway.client import Client, LanewayError
 async def main(prompt: str, address: str = "127.0.0.1:7070") -> None:
     async with Client(address) as client:
         request = client.generate(
-            model="chat", messages=[{"role": "user", "content": prompt}], lane="priority", max_tokens=128, deadline_s=60
+            model="chat",
+            messages=[{"role": "user", "content": prompt}],
+            lane="priority",
+            max_tokens=128,
+            temperature=0,
+            deadline_s=60,
         )
         async with request as stream:  # leaving the block early cancels the job
             async for chunk in stream:

@@ -23,7 +23,10 @@ async def main(url: str, prompts: list[str]) -> None:
     records = await stream.subscribe(f"job.{REGION}.{TENANT}.*", ordered_consumer=True, deliver_policy=new)
     run = uuid.uuid4().hex[:8]
     for number, prompt in enumerate(prompts):
-        task = task_pb2.GenerateTask(text=prompt, sampling=task_pb2.Sampling(max_tokens=48))
+        message = task_pb2.ChatMessage(role="user", parts=[task_pb2.ContentPart(text=prompt)])
+        task = task_pb2.GenerateTask(
+            chat=task_pb2.ChatPrompt(messages=[message]), sampling=task_pb2.Sampling(max_tokens=48, temperature=0)
+        )
         request = admission_pb2.SubmitRequest(spec=task_pb2.JobSpec(model="chat", generate=task))
         # The key makes a repeated publish harmless; the acknowledgement means received, the verdict comes later.
         headers = {"Laneway-Key": f"{run}-{number}"}

@@ -15,6 +15,7 @@ async def main(address: str = "127.0.0.1:7070") -> None:
                 messages=[{"role": "user", "content": f"Describe {subject} in one sentence."}],
                 lane="batch",
                 max_tokens=48,
+                temperature=0,
                 deadline_s=3600,
                 labels={"example": "submit"},
             )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc.aio
 
@@ -21,7 +22,7 @@ SERVICE = admission_pb2.DESCRIPTOR.services_by_name["AdmissionService"].full_nam
 VERDICT = Verdict(VerdictKind.ACCEPTED, "LANE_OPEN", "accepted", Lane.PRIORITY, region="local", pool="chat-small")
 
 Event = admission_pb2.GenerateResponse
-Script = Callable[[admission_pb2.GenerateRequest, grpc.aio.ServicerContext], AsyncIterator[Event]]
+Script = Callable[[Any, grpc.aio.ServicerContext], AsyncIterator[Event]]  # Any: a Generate or a Watch request
 
 
 def accepted(job_id: str = "local-job") -> Event:
@@ -138,6 +139,3 @@ async def serving(door: Door, grpc_settings: GrpcSettings | None = None) -> Asyn
 
 async def forever() -> None:
     await asyncio.Event().wait()
-
-
-Sleeper = Callable[[float], Awaitable[None]]

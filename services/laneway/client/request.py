@@ -129,7 +129,7 @@ def _set_prompt(task: task_pb2.GenerateTask, fields: RequestFields) -> None:
         )
     elif "prompt" in fields:
         task.text = fields["prompt"]
-    else:
+    elif "token_ids" in fields:
         task.tokens.CopyFrom(task_pb2.TokenPrompt(ids=fields["token_ids"]))
 
 
