@@ -83,7 +83,7 @@ class Gate:
 
     @property
     def stub(self) -> admission_pb2_grpc.AdmissionServiceAsyncStub:
-        return admission_pb2_grpc.AdmissionServiceStub(self.channel)  # type: ignore[return-value]
+        return admission_pb2_grpc.AdmissionServiceStub(self.channel)
 
     async def record(self, job_id: str, tenant: str = TENANT) -> JobRecord:
         stored = await self.records.get(REGION, tenant, job_id, leader=True)
@@ -107,11 +107,20 @@ class Gate:
         return await self.records.list_ids(REGION, TENANT)
 
     async def plan(self, *, workers: int = 1, free_slots: int = 4, lanes: Sequence[LanePlan] = (), **more: Any) -> None:
-        """Publishes a plan that stays valid; waits until it can be seen is up to `planned`."""
+        """Publishes a plan that stays valid. The door follows in its own time: see `quotes`."""
         now_s = CLOCK.now()
         pool = PoolPlan(POOL, workers=workers, slots=4 * workers, free_slots=free_slots, lanes=tuple(lanes), **more)
         plan = Plan(REGION, 1, round(now_s * 1000), now_s, now_s + 600.0, (pool,))
         await PlanPublisher(self.bus, REGION).publish(plan)
+
+    async def quotes(self, reason: str, **request: Any) -> None:
+        """Waits until the door answers such a request with this reason."""
+
+        async def answered() -> bool:
+            quote = await self.stub.Quote(pb.QuoteRequest(spec=spec(**request)))
+            return bool(quote.verdict.reason == reason)
+
+        await eventually(answered)
 
 
 @asynccontextmanager
@@ -140,6 +149,17 @@ async def gate(server: LocalNats, folder: Path, settings: Settings | None = None
             await task
 
 
+@asynccontextmanager
+async def open_gate(
+    server: LocalNats, folder: Path, settings: Settings | None = None
+) -> AsyncIterator[tuple[Gate, PuppetWorker]]:
+    """A gate that takes every lane at once, and a worker behind it."""
+    async with gate(server, folder, settings) as door, PuppetWorker(door.bus).alive() as worker:
+        await door.plan()
+        await door.quotes("LANE_OPEN", lane=Lane.BATCH)
+        yield door, worker
+
+
 # --- requests --------------------------------------------------------------------------------------
 
 
@@ -156,6 +176,13 @@ def spec(
 
 def generate(text: str = "Hello", key: str = "", **more: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(spec=spec(text, **more), idempotency_key=key)
+
+
+async def opening(call: Any) -> pb.Accepted:
+    """The first message of a stream, which must be Accepted."""
+    event = await call.read()
+    assert event.HasField("accepted"), event
+    return event.accepted
 
 
 async def rest(call: Any) -> list[Any]:
@@ -217,6 +244,7 @@ class PuppetWorker:
         self.beats: list[DoorBeat] = []
         self.hints: list[str] = []
         self.answers_hints = True
+        self._tasks: list[asyncio.Future[None]] = []
         self._records = RecordStore(bus)
         self._keeper = LeaseKeeper(bus, REGION, lambda: self.lease, CLOCK)
         self._pullers = {lane: LanePuller(bus, REGION, lane, POOL) for lane in LANES}
@@ -234,7 +262,7 @@ class PuppetWorker:
             for puller in self._pullers.values():
                 await puller.close()
             renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+            await asyncio.gather(renewing, *self._tasks, return_exceptions=True)
             await self.bus.unsubscribe(subscription)
 
     def _told(self, msg: Msg) -> None:
@@ -243,6 +271,12 @@ class PuppetWorker:
                 self.beats.append(beat)
             case CancelHint(job_id):
                 self.hints.append(job_id)
+                if self.answers_hints:
+                    self._tasks.append(asyncio.ensure_future(self.answer_hint(job_id)))
+
+    async def answer_hint(self, job_id: str) -> None:
+        event = messages.event(job_id, JobState.CANCELLED, 0, self.id)
+        await self.bus.emit(subjects.event(REGION, job_id), event)
 
     async def seen(self) -> None:
         """Shows the lease again: a door that just started knows this worker afterwards."""

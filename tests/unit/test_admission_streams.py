@@ -63,12 +63,20 @@ def test_the_offers_of_the_table():
     assert ids_of(stream.take()) == [0, 1, 2, 3]
 
 
-def test_a_piece_that_overlaps_waits_for_the_record():
+def test_a_piece_across_the_next_index_is_asked_for_again():
     stream = Stream(RECORD, StreamLimits())
     offer(stream, 0, 2)
-    assert offer(stream, 1, 3) is Offer.BEHIND
-    assert offer(stream, 2, 1) is Offer.BEHIND
+    assert offer(stream, 1, 3) is Offer.GAP
     assert stream.next_index == 2
+    assert offer(stream, 2, 2) is Offer.TAKEN
+
+
+def test_what_lies_before_the_first_token_wanted_is_nobodys_business():
+    stream = Stream(RECORD, StreamLimits(), from_index=3)
+    assert offer(stream, 0, 2) is Offer.DROPPED
+    assert offer(stream, 2, 2) is Offer.GAP
+    assert offer(stream, 0, 1, attempt=2, salt=9) is Offer.DROPPED
+    assert offer(stream, 3, 1, attempt=2) is Offer.TAKEN
 
 
 def test_without_the_ids_an_overlap_of_another_attempt_is_a_splice():
@@ -142,17 +150,6 @@ def test_a_result_of_another_run_contradicts_what_was_delivered():
     late = Stream(RECORD, StreamLimits(), from_index=2)
     offer(late, 2, 2)
     assert late.contradicts(ended(6, attempt=2, start=3))
-
-
-def test_a_second_reader_takes_over_what_the_first_has():
-    first, second = Stream(RECORD, StreamLimits()), Stream(RECORD, StreamLimits())
-    offer(first, 0, 2)
-    offer(first, 2, 1)
-    first.take()
-    second.attempt = 1
-    second.seed(first)
-    assert second.next_index == 3
-    assert ids_of(second.take()) == [0, 1, 2]
 
 
 def test_merged_pieces_say_the_same():

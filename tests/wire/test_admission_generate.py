@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from laneway.core.errors import Aborted, DeadlineExceeded, EngineFailed, JobCancelled, LaneSaturated, Unavailable
-from laneway.core.job import JobError
+from laneway.core.job import claim, set_start_index
 from laneway.core.lanes import JobState, Lane, Phase
 from laneway.runtime import metrics
 from laneway.runtime.grpc_errors import job_error_of
 from laneway.runtime.local_nats import LocalNats
+from laneway.runtime.records import StoredRecord
 from laneway.v1 import admission_pb2 as pb
 from laneway.v1 import common_pb2
 from tests.support.admission import (
@@ -19,9 +21,10 @@ from tests.support.admission import (
     PuppetWorker,
     admission_settings,
     error_of_call,
-    gate,
     generate,
     ids_of,
+    open_gate,
+    opening,
     rest,
     text_of,
 )
@@ -29,27 +32,19 @@ from tests.support.nats import eventually
 
 
 @pytest.fixture
-async def door(nats_server: LocalNats, tmp_path: Path) -> AsyncIterator[Gate]:
-    async with gate(nats_server, tmp_path) as opened:
-        yield opened
+async def opened(nats_server: LocalNats, tmp_path: Path) -> AsyncIterator[tuple[Gate, PuppetWorker]]:
+    async with open_gate(nats_server, tmp_path) as both:
+        yield both
 
 
 @pytest.fixture
-async def worker(door: Gate) -> AsyncIterator[PuppetWorker]:
-    async with PuppetWorker(door.bus).alive() as puppet:
-        await door.plan()
-        await planned(door)
-        yield puppet
+def door(opened: tuple[Gate, PuppetWorker]) -> Gate:
+    return opened[0]
 
 
-async def planned(door: Gate) -> None:
-    """Waits until the door takes priority work: it knows the plan."""
-
-    async def open_lane() -> bool:
-        quote = await door.stub.Quote(pb.QuoteRequest(spec=generate().spec))
-        return bool(quote.verdict.kind == common_pb2.VERDICT_KIND_ACCEPTED)
-
-    await eventually(open_lane)
+@pytest.fixture
+def worker(opened: tuple[Gate, PuppetWorker]) -> PuppetWorker:
+    return opened[1]
 
 
 def streams() -> float:
@@ -58,9 +53,9 @@ def streams() -> float:
 
 async def test_accepted_first_then_all_tokens_then_finished(door: Gate, worker: PuppetWorker):
     call = door.stub.Generate(generate())
-    accepted = await call.read()
-    assert accepted.accepted.job_id.startswith("local-")
-    assert accepted.accepted.verdict.reason == "LANE_OPEN"
+    accepted = await opening(call)
+    assert accepted.job_id.startswith("local-")
+    assert accepted.verdict.reason == "LANE_OPEN"
     held = await worker.take()
     assert (held.record.tenant, held.record.attached, held.record.origin) == ("default", True, "GRPC")
     assert held.delivery.job.task.prompt_ids == tuple(b"Hello")
@@ -71,7 +66,7 @@ async def test_accepted_first_then_all_tokens_then_finished(door: Gate, worker: 
     assert text_of(events) == "abc"
     assert ids_of(events) == list(b"abc")
     finished = events[-1].finished
-    assert (finished.job_id, finished.attempt) == (accepted.accepted.job_id, 1)
+    assert (finished.job_id, finished.attempt) == (accepted.job_id, 1)
     assert finished.state == common_pb2.JOB_STATE_SUCCEEDED
     assert finished.usage.completion_tokens == 3
     await eventually(lambda: streams() == 0)
@@ -151,11 +146,6 @@ async def test_a_job_goes_on_where_a_dead_worker_stopped(door: Gate, worker: Pup
     await worker.send(held, 0, "ab")
     other = PuppetWorker(door.bus, "other")
     async with other.alive():
-        from dataclasses import replace
-
-        from laneway.core.job import claim, set_start_index
-        from laneway.runtime.records import StoredRecord
-
         job_id = held.record.job_id
         await eventually(lambda: any(a.next_index == 2 for b in worker.beats for a in b.attachments))
         record = claim(held.record, other.id, 0.0, owner_is_dead=True)
@@ -205,13 +195,12 @@ async def test_a_failed_job_ends_with_its_error(door: Gate, worker: PuppetWorker
 
 async def test_a_deadline_that_passes_in_the_queue_says_so(door: Gate, worker: PuppetWorker):
     call = door.stub.Generate(generate(due_s=0.6))
-    accepted = await call.read()
+    accepted = await opening(call)
     error = await error_of_call(call)
     assert isinstance(error, DeadlineExceeded)
     assert error.phase is Phase.QUEUE
-    record = await door.record(accepted.accepted.job_id)
-    assert record.state is JobState.EXPIRED
-    assert record.error == JobError(record.error.code, "DEADLINE_EXCEEDED", record.error.message, Phase.QUEUE)
+    record = await door.record(accepted.job_id)
+    assert (record.state, record.error) == (JobState.EXPIRED, job_error_of(error))
     assert await door.messages() == 0
 
 
@@ -237,8 +226,8 @@ async def test_a_deadline_that_passes_while_running_names_the_phase(door: Gate, 
 @pytest.mark.parametrize("claimed", [False, True])
 async def test_a_caller_who_vanishes_frees_everything(door: Gate, worker: PuppetWorker, claimed: bool):
     call = door.stub.Generate(generate())
-    accepted = await call.read()
-    job_id = accepted.accepted.job_id
+    accepted = await opening(call)
+    job_id = accepted.job_id
     if claimed:
         held = await worker.take()
         await worker.send(held, 0, "a")
@@ -257,17 +246,14 @@ async def test_a_caller_who_vanishes_frees_everything(door: Gate, worker: Puppet
 
 
 async def test_a_hint_is_repeated_until_the_owner_answers(door: Gate, worker: PuppetWorker):
-    from laneway.core import subjects
-    from laneway.workers import messages
-
+    worker.answers_hints = False
     call = door.stub.Generate(generate())
     await call.read()
     held = await worker.take()
     job_id = held.record.job_id
     await door.stub.CancelJob(pb.CancelJobRequest(job_id=job_id))
     await eventually(lambda: worker.hints.count(job_id) >= 3)
-    event = messages.event(job_id, JobState.CANCELLED, 1, worker.id)
-    await worker.bus.emit(subjects.event("local", job_id), event)
+    await worker.answer_hint(job_id)
     assert isinstance(await error_of_call(call), JobCancelled)
     await worker.bus.nc.flush()
     told = len(worker.hints)
@@ -280,23 +266,20 @@ async def test_a_hint_is_repeated_until_the_owner_answers(door: Gate, worker: Pu
 
 async def test_a_job_that_is_to_be_kept_goes_on_without_its_caller(door: Gate, worker: PuppetWorker):
     call = door.stub.Generate(generate(on_disconnect=common_pb2.ON_DISCONNECT_KEEP))
-    accepted = await call.read()
+    accepted = await opening(call)
     held = await worker.take()
     call.cancel()
     await eventually(lambda: streams() == 0)
     await worker.finish(held, "abc")
-    record = await door.record(accepted.accepted.job_id)
+    record = await door.record(accepted.job_id)
     assert record.state is JobState.SUCCEEDED
 
 
 async def test_a_full_lane_refuses_and_leaves_nothing_in_it(nats_server: LocalNats, tmp_path: Path):
     settings = admission_settings(nats_server, slots=1, queue_length=1)
-    async with gate(nats_server, tmp_path, settings) as door, PuppetWorker(door.bus).alive():
-        await door.plan()
-        await planned(door)
-        more = {"ttft_target": 600.0}
+    async with open_gate(nats_server, tmp_path, settings) as (door, _):
         request = generate(due_s=900.0)
-        request.spec.contract.ttft_target.FromSeconds(int(more["ttft_target"]))
+        request.spec.contract.ttft_target.FromSeconds(600)
         waiting = [door.stub.Generate(request) for _ in range(2)]
         await asyncio.gather(*(call.read() for call in waiting))
         error = await error_of_call(door.stub.Generate(request))
@@ -312,12 +295,7 @@ async def test_a_full_lane_refuses_and_leaves_nothing_in_it(nats_server: LocalNa
 
 async def test_a_refusal_by_policy_stores_nothing(door: Gate):
     await door.plan(workers=0, free_slots=0)
-
-    async def refused() -> bool:
-        quote = await door.stub.Quote(pb.QuoteRequest(spec=generate().spec))
-        return bool(quote.verdict.reason == "NO_WORKER")
-
-    await eventually(refused)
+    await door.quotes("NO_WORKER")
     error = await error_of_call(door.stub.Generate(generate()))
     assert isinstance(error, Unavailable)
     assert error.reason == "NO_WORKER"
@@ -328,12 +306,7 @@ async def test_a_refusal_by_policy_stores_nothing(door: Gate):
 
 async def test_held_work_is_parked_and_says_until_when(door: Gate, worker: PuppetWorker):
     await door.plan(free_slots=0)
-
-    async def held() -> bool:
-        quote = await door.stub.Quote(pb.QuoteRequest(spec=generate(lane=Lane.BATCH).spec))
-        return bool(quote.verdict.reason == "HELD_FOR_CAPACITY")
-
-    await eventually(held)
+    await door.quotes("HELD_FOR_CAPACITY", lane=Lane.BATCH)
     answer = await door.stub.Submit(pb.SubmitRequest(spec=generate(lane=Lane.BATCH, due_s=3600.0).spec))
     assert answer.verdict.kind == common_pb2.VERDICT_KIND_HELD
     assert answer.verdict.hold_until.seconds

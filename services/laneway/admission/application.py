@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from laneway.admission.accept import Acceptance, Acceptor
 from laneway.admission.answers import Answer
 from laneway.admission.chores import Chores
-from laneway.admission.door import Door, beyond_end
+from laneway.admission.door import Door
 from laneway.admission.ending import Ender
 from laneway.admission.judging import Judge, Judged
 from laneway.admission.preparing import Preparer
 from laneway.admission.results import JobBook
-from laneway.admission.streams import Stream
+from laneway.admission.streams import Stream, beyond_end
 from laneway.core import ids
 from laneway.core.clock import Clock
 from laneway.core.errors import AlreadyExists, LanewayError
@@ -113,20 +113,14 @@ class Admission:
                     _check_body(accepted.record, request)
                     ours = True
                 if accepted.existing or accepted.record.state.terminal:
-                    self._door.close_stream(stream)
-                    stream = self._follow(accepted.record)
+                    await self._door.close_stream(stream)
+                    stream = await self._door.follow(accepted.record)
                 yield Answer(stream, self._clock, self._params.hold_s[contract.lane], received_s)
                 self._learn(stream.record)
             finally:
-                self._door.close_stream(stream)
                 if ours and not stream.record.state.terminal and not _failed(accepting):
                     self._chores.start(self._caller_left(accepting, stream), f"left {decided.record.job_id}")
-
-    def _follow(self, record: JobRecord, from_index: int = 0) -> Stream:
-        """A stream of a job that others may be working on: what happened since its record was read is looked up."""
-        stream = self._door.open(record, from_index=from_index)
-        self._door.check(stream)
-        return stream
+                await self._door.close_stream(stream)
 
     async def _caller_left(self, accepting: asyncio.Task[Acceptance], stream: Stream) -> None:
         """Applies the contract of a job whose caller is gone, once it is known whether it was accepted at all."""
@@ -183,11 +177,11 @@ class Admission:
         record = (await self.book.find(caller, job_id)).record
         if from_index > record.max_tokens:
             raise beyond_end(from_index, record.max_tokens)
-        stream = self._follow(record, from_index)
+        stream = await self._door.follow(record, from_index)
         try:
             yield Answer(stream, self._clock, self._params.hold_s[record.contract.lane], None)
         finally:
-            self._door.close_stream(stream)
+            await self._door.close_stream(stream)
 
     # --- accepting -----------------------------------------------------------------------------------
 

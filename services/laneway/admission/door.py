@@ -4,15 +4,16 @@ Owns who is told what: each worker hears each second, and at once to attach, whi
 from which token on. Events are hints; whenever a job stays silent, its owner's lease ends, the connection was lost or
 its deadline passes, the record is read, and the record decides.
 
-Tokens and events arrive on two subscriptions whose handlers run in the connection's read loop, so what one worker sent
-keeps its order.
+Tokens and events arrive on subscriptions whose handlers run in the connection's read loop, so what one worker sent
+keeps its order. Workers know one place a door: streams of jobs accepted here share this door's name; a stream that
+joins a job later has an outlet of its own, so that what is sent again for it does not disturb the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from nats.aio.msg import Msg
@@ -20,19 +21,18 @@ from nats.aio.subscription import Subscription
 
 from laneway.admission.ending import Ender
 from laneway.admission.signals import Attachment, decode_event, decode_tokens, encode_beat
-from laneway.admission.streams import Offer, Stream, StreamLimits, spliced
+from laneway.admission.streams import Offer, Stream, StreamLimits, beyond_end, spliced
 from laneway.core import subjects
 from laneway.core.clock import Clock
-from laneway.core.errors import DeadlineExceeded, InvalidRequest, LanewayError, NotFound
+from laneway.core.errors import DeadlineExceeded, LanewayError, NotFound
 from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState, Phase
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.logging import get_logger
 from laneway.runtime.records import RecordStore
+from laneway.runtime.wire.chunks import rest_of
 from laneway.runtime.wire.records import UnreadableMessage
-from laneway.runtime.wire.responses import result_chunk
-from laneway.v1 import admission_pb2
 
 SILENCE_S_MAX = 30.0  # a waiting job's record is read ever less often, down to this
 REPLAY_EVERY_S = 0.25  # least time between two requests of one stream for the same gap
@@ -79,6 +79,8 @@ class Door:
         self._attach_wake = asyncio.Event()
         self._due_wake = asyncio.Event()
         self._subscriptions: list[Subscription] = []
+        self._outlets: dict[Stream, Subscription] = {}
+        self._outlets_made = 0
         self._unregister: Callable[[], None] = lambda: None
 
     # --- life ----------------------------------------------------------------------------------------
@@ -87,7 +89,7 @@ class Door:
         # One subscription for all events of the region: subscribing for each job would cost each job two messages and
         # a race between its publish and the subscription.
         self._subscriptions = [
-            await self._bus.listen(subjects.tokens(self.id), self._on_tokens),
+            await self._bus.listen(subjects.tokens(self.id), lambda msg: self._on_tokens(msg, self.id)),
             await self._bus.listen(subjects.events(self._region), self._on_event),
         ]
         self._unregister = self._bus.on_reconnect(self._reconnected)
@@ -121,7 +123,7 @@ class Door:
 
     async def close(self) -> None:
         self._unregister()
-        for subscription in self._subscriptions:
+        for subscription in (*self._subscriptions, *self._outlets.values()):
             await self._bus.unsubscribe(subscription)
         for handle in self._deadlines.values():
             handle.cancel()
@@ -139,24 +141,41 @@ class Door:
     def streams_of(self, job_id: str) -> int:
         return len(self._streams.get(job_id, ()))
 
-    def open(self, record: JobRecord, *, from_index: int = 0) -> Stream:
-        """A stream of a job. The caller reads it and closes it."""
-        stream = Stream(record, self._limits.stream, from_index=from_index, now_s=self._clock.monotonic())
-        stream.on_caught_up = self._caught_up
-        siblings = self._streams.setdefault(record.job_id, [])
-        siblings.append(stream)
+    def open(self, record: JobRecord) -> Stream:
+        """The stream of a job that is about to be accepted here. Its caller reads it and closes it."""
+        return self._register(Stream(record, self._limits.stream, now_s=self._clock.monotonic(), outlet=self.id))
+
+    async def follow(self, record: JobRecord, from_index: int = 0) -> Stream:
+        """A stream of a job that others may be working on: what happened since its record was read is looked up."""
         if record.state.terminal:
+            stream = Stream(record, self._limits.stream, from_index=from_index)
             self._end(stream, record)
             return stream
-        if len(siblings) > 1:
-            stream.seed(siblings[0])
-        delay_s = max(0.0, record.contract.deadline_s - self._clock.now())
-        self._deadlines[stream] = asyncio.get_running_loop().call_later(delay_s, self.check, stream)
+        self._outlets_made += 1
+        outlet = f"{self.id}-{self._outlets_made}"
+        now_s = self._clock.monotonic()
+        stream = Stream(record, self._limits.stream, from_index=from_index, now_s=now_s, outlet=outlet)
+        self._register(stream)
+        try:
+            subject = subjects.tokens(outlet)
+            self._outlets[stream] = await self._bus.listen(subject, lambda msg: self._on_tokens(msg, outlet))
+        except BaseException:
+            await self.close_stream(stream)
+            raise
         if stream.worker_id:
             self._attach_soon(stream, replay=True)
+        self.check(stream)
         return stream
 
-    def close_stream(self, stream: Stream) -> None:
+    def _register(self, stream: Stream) -> Stream:
+        stream.on_caught_up = self._caught_up
+        self._streams.setdefault(stream.record.job_id, []).append(stream)
+        delay_s = max(0.0, stream.record.contract.deadline_s - self._clock.now())
+        self._deadlines[stream] = asyncio.get_running_loop().call_later(delay_s, self.check, stream)
+        return stream
+
+    async def close_stream(self, stream: Stream) -> None:
+        """No reader is left. Everything but the subscription is gone when this first waits."""
         siblings = self._streams.get(stream.record.job_id, [])
         if stream in siblings:
             siblings.remove(stream)
@@ -165,6 +184,7 @@ class Door:
         self._attach.pop(stream, None)
         self._due.discard(stream)
         self._forget_deadline(stream)
+        await self._bus.unsubscribe(self._outlets.pop(stream, None))
 
     def _forget_deadline(self, stream: Stream) -> None:
         handle = self._deadlines.pop(stream, None)
@@ -191,7 +211,7 @@ class Door:
 
     # --- what arrives --------------------------------------------------------------------------------
 
-    def _on_tokens(self, msg: Msg) -> None:
+    def _on_tokens(self, msg: Msg, outlet: str) -> None:
         try:
             batch = decode_tokens(msg.data)
         except UnreadableMessage as error:
@@ -201,6 +221,8 @@ class Door:
         touched: list[Stream] = []
         for delta in batch.deltas:
             for stream in live.get(delta.job_id, ()):
+                if stream.outlet != outlet:
+                    continue
                 stream.heard_at_s = now_s
                 offer = stream.offer(worker_id, delta.attempt, delta.first_index, delta.count, delta.response)
                 if offer is Offer.TAKEN:
@@ -251,7 +273,7 @@ class Door:
             stream.adopt(attempt, worker_id)
         stream.worker_id = worker_id
         # What this door's own first attempt sends comes here by itself.
-        replay = attempt > 1 or stream.next_index > 0 or stream.record.door != self.id
+        replay = attempt > 1 or stream.next_index > 0 or stream.record.door != stream.outlet
         self._attach_soon(stream, replay=replay)
 
     def _end(self, stream: Stream, record: JobRecord) -> None:
@@ -263,35 +285,30 @@ class Door:
         elif record.result is not None and stream.from_index > len(record.result.token_ids):
             stream.fail(beyond_end(stream.from_index, len(record.result.token_ids)))
         else:
-            stream.end(record, rest_of(record, stream.next_index))
+            stream.end(record, rest_of(record.result, stream.next_index) if record.result else b"")
 
     # --- what workers hear ---------------------------------------------------------------------------
 
     async def _send_attachments(self) -> None:
         wanted, self._attach = self._attach, {}
-        by_worker: dict[str, list[Attachment]] = {}
+        beats = _Beats()
         for stream, replay in wanted.items():
-            if stream.ended or not stream.worker_id:
-                continue
-            ids = stream.delivered_ids() if stream.next_index and stream.attempt > 1 else None
-            attachment = Attachment(stream.record.job_id, stream.attempt, stream.next_index, ids or (), replay)
-            by_worker.setdefault(stream.worker_id, []).append(attachment)
-        await self._tell(by_worker)
+            if not stream.ended and stream.worker_id:
+                ids = stream.delivered_ids() if stream.next_index and stream.attempt > 1 else None
+                beats.add(stream, delivered_ids=ids or (), replay=replay)
+        await self._tell(beats)
 
     async def _send_beats(self) -> None:
-        by_worker: dict[str, list[Attachment]] = {}
-        for job_id, streams in self._streams.items():
-            live = [s for s in streams if not s.ended and s.worker_id]
-            if live:
-                first = min(live, key=lambda s: s.next_index)
-                attachment = Attachment(job_id, first.attempt, first.next_index)
-                by_worker.setdefault(first.worker_id, []).append(attachment)
-        await self._tell(by_worker)
+        beats = _Beats()
+        for stream in self.streams():
+            if not stream.ended and stream.worker_id:
+                beats.add(stream)
+        await self._tell(beats)
 
-    async def _tell(self, by_worker: dict[str, list[Attachment]]) -> None:
-        for worker_id, attachments in by_worker.items():
+    async def _tell(self, beats: _Beats) -> None:
+        for (worker_id, outlet), attachments in beats.items():
             try:
-                await self._bus.emit(subjects.control(worker_id), encode_beat(self.id, attachments))
+                await self._bus.emit(subjects.control(worker_id), encode_beat(outlet, attachments))
             except BusError as error:
                 log.warning("beat_not_sent", worker_id=worker_id, error=error.message)
 
@@ -368,18 +385,9 @@ class Door:
             asyncio.get_running_loop().call_later(self._limits.beat_s / 2, self.check, stream)
 
 
-def rest_of(record: JobRecord, from_index: int) -> bytes:
-    """The serialised piece with the tokens of a result from an index on; empty where there are none."""
-    result = record.result
-    if result is None or from_index >= len(result.token_ids):
-        return b""
-    return admission_pb2.GenerateResponse(chunk=result_chunk(result, from_index)).SerializeToString()
+class _Beats(dict[tuple[str, str], list[Attachment]]):
+    """By worker and outlet: what to tell."""
 
-
-def beyond_end(from_index: int, count: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"from_index is {from_index}, and the answer has {count} tokens",
-        field="from_index",
-        reason="BEYOND_END",
-        facts={"tokens": str(count)},
-    )
+    def add(self, stream: Stream, *, delivered_ids: Sequence[int] = (), replay: bool = False) -> None:
+        attachment = Attachment(stream.record.job_id, stream.attempt, stream.next_index, delivered_ids, replay)
+        self.setdefault((stream.worker_id, stream.outlet), []).append(attachment)

@@ -9,7 +9,8 @@ where a dead one stopped. Knows nothing of NATS or gRPC: the door offers what ar
     next index             taken, unless the reader is too far behind
     behind the next index  dropped as a repetition; if a newer attempt wrote it, its ids must equal what was delivered,
                            otherwise two different runs would be spliced and the stream is broken
-    beyond the next index  dropped: the door asks the worker to send again from the next index
+    beyond the next index, dropped: the door asks the worker to send again from the next index, where it cuts its pieces
+    or across it
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from laneway.core.errors import Aborted, LanewayError
+from laneway.core.errors import Aborted, InvalidRequest, LanewayError
 from laneway.core.job import JobRecord
 from laneway.runtime.wire.chunks import piece_ids
 
@@ -32,7 +33,7 @@ COMPACT_PIECES = 256  # kept pieces are turned into ids at this many: 4 bytes a 
 class Offer(IntEnum):
     TAKEN = 0
     DROPPED = 1  # a repetition, or of an older attempt
-    GAP = 2  # something before it is missing
+    GAP = 2  # something before it is missing, or its beginning was taken already
     BEHIND = 3  # the reader is too far behind: sent again, or read from the record, later
     BROKEN = 4  # going on would splice two different runs
 
@@ -50,7 +51,6 @@ class Stream:
         "_behind",
         "_compact",
         "_error",
-        "_from_record",
         "_kept",
         "_kept_whole",
         "_limits",
@@ -66,13 +66,17 @@ class Stream:
         "heard_at_s",
         "next_index",
         "on_caught_up",
+        "outlet",
         "record",
         "replay_asked_s",
         "sound_index",
         "worker_id",
     )
 
-    def __init__(self, record: JobRecord, limits: StreamLimits, *, from_index: int = 0, now_s: float = 0.0) -> None:
+    def __init__(
+        self, record: JobRecord, limits: StreamLimits, *, from_index: int = 0, now_s: float = 0.0, outlet: str = ""
+    ) -> None:
+        self.outlet = outlet  # the name by which workers know where to send to
         self.record = record  # the latest seen; terminal once `ended`
         self.attempt = record.attempt
         self.worker_id = record.owner
@@ -94,7 +98,6 @@ class Stream:
         self._compact = array("I")
         self._kept_whole = from_index == 0
         self._behind = False
-        self._from_record = False
         self._text_only_at = -1
         self._error: LanewayError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -131,13 +134,13 @@ class Stream:
                 self._compact_kept()
 
     def _repetition(self, first_index: int, count: int, piece: bytes) -> Offer:
-        if first_index < self.sound_index and not self._repeats(first_index, piece):
+        end = first_index + count
+        inherited = min(end, self.sound_index) > max(first_index, self.from_index)
+        if inherited and not self._repeats(first_index, piece):
             return Offer.BROKEN
-        if first_index + count > self.next_index:
-            # Its new part cannot be cut off: only the record says which text came with which token.
-            self._from_record = self._behind = True
-            return Offer.BEHIND
-        return Offer.DROPPED
+        if end <= self.next_index:
+            return Offer.DROPPED
+        return Offer.BEHIND if self._behind else Offer.GAP
 
     def _repeats(self, first_index: int, piece: bytes) -> bool:
         """Whether the piece says of what was delivered the same as was delivered."""
@@ -247,21 +250,11 @@ class Stream:
         pieces = list(self._unread)
         self._unread.clear()
         self._unread_bytes = 0
-        if self._behind and not self._from_record:
+        if self._behind:
             self._behind = False
             if self.on_caught_up is not None:
                 self.on_caught_up(self)
         return pieces
-
-    def seed(self, other: Stream) -> None:
-        """Takes over what another stream of the job has kept, as far as it serves this one."""
-        if self.from_index or not other._kept_whole or other._compact or other.attempt != self.attempt:
-            return
-        for piece in other._kept:
-            if self._unread_bytes + len(piece) > self._limits.unread_bytes:
-                self._behind = True
-                return
-            self._take(len(piece_ids(piece)), piece)
 
 
 def spliced(job_id: str, next_index: int) -> Aborted:
@@ -269,4 +262,13 @@ def spliced(job_id: str, next_index: int) -> Aborted:
         f"the job went on in another run after token {next_index - 1} had been delivered; what came before is sound",
         job_id=job_id,
         facts={"next_index": str(next_index)},
+    )
+
+
+def beyond_end(from_index: int, count: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"from_index is {from_index}, and the answer has at most {count} tokens",
+        field="from_index",
+        reason="BEYOND_END",
+        facts={"tokens": str(count)},
     )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from laneway.core.job import Result
+from laneway.runtime.wire.responses import result_chunk
 from laneway.v1 import admission_pb2
 
 
@@ -35,3 +37,10 @@ def merge_pieces(pieces: Sequence[bytes]) -> bytes:
         text.append(chunk.text)
     into.text = "".join(text)
     return merged.SerializeToString()
+
+
+def rest_of(result: Result, from_index: int) -> bytes:
+    """The piece with all tokens of a result from an index on; empty where there are none."""
+    if from_index >= len(result.token_ids):
+        return b""
+    return admission_pb2.GenerateResponse(chunk=result_chunk(result, from_index)).SerializeToString()
