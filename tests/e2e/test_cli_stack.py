@@ -98,7 +98,7 @@ async def test_a_part_that_cannot_start_is_named_and_the_rest_is_stopped():
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     found = {name: value for name, value in os.environ.items() if not name.startswith("LANEWAY_")}
-    return {**found, "LANEWAY_ENDPOINT_FILE": str(tmp_path / "endpoint.json")}
+    return {**found, "LANEWAY_ENDPOINT_FILE": str(tmp_path / "endpoint.json"), "TMPDIR": str(tmp_path)}
 
 
 async def laneway(environment: dict[str, str], *arguments: str) -> Process:
@@ -155,3 +155,22 @@ async def test_nothing_outlives_a_stack_that_is_killed(environment: dict[str, st
     process.kill()
     await process.communicate()
     await eventually(lambda: still_running(processes) == [])
+
+
+async def test_a_second_ctrl_c_stops_at_once(environment: dict[str, str]):
+    process = await up(environment)
+    processes = descendants(process.pid)
+    caller = await laneway(environment, "generate", "Hi", "--raw", "--max-tokens", "4000")
+    assert caller.stdout is not None
+    await asyncio.wait_for(caller.stdout.readexactly(1), 30)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while b"again to stop at once" not in await asyncio.wait_for(process.stderr.readline(), 30):
+        pass
+    process.send_signal(signal.SIGINT)
+    await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 1
+    await eventually(lambda: still_running(processes) == [])
+    _, err = await asyncio.wait_for(caller.communicate(), 30)
+    assert caller.returncode == 1
+    assert "broke" in err.decode()

@@ -78,11 +78,16 @@ class _hint:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Unavailable) and error.retry_after_s is None and error.reason == "UNAVAILABLE":
-            raise Unavailable(
+        if not isinstance(error, Unavailable) or error.retry_after_s is not None or error.reason != "UNAVAILABLE":
+            return
+        if "failed to connect" in error.message:
+            message = (
                 f"nothing answers at {self._address}; start a stack with: laneway up; "
                 f"or name another address with --address or {self._variable}"
-            ) from error
+            )
+        else:
+            message = f"the connection to {self._address} broke: {error.message}"
+        raise Unavailable(message, job_id=error.job_id) from error
 
 
 def _token(token_file: Path | None) -> str | None:

@@ -7,11 +7,10 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -62,7 +61,7 @@ def up(
             routing_listen=settings.routing.listen,
         )
     try:
-        code = asyncio.run(_up(options))
+        code = asyncio.run(_up(options, temporary=data is None))
     except (StackError, ConfigError) as error:
         say(f"logs are in {directory / 'logs'}")
         fail(str(error), EXIT_FAILED)
@@ -71,13 +70,13 @@ def up(
     raise typer.Exit(code)
 
 
-async def _up(options: StackOptions) -> int:
+async def _up(options: StackOptions, *, temporary: bool) -> int:
     """Exit code 0 after Ctrl-C, 1 when a part ended by itself."""
     interrupted = asyncio.Event()
+    stack = LocalStack(options, on_progress=_show)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, _on_signal, interrupted)
-    stack = LocalStack(options, on_progress=_show)
+        loop.add_signal_handler(number, _on_signal, stack, interrupted, temporary)
     say(f"starting; logs are in {stack.logs}")
     path = endpoint_file()
     try:
@@ -121,16 +120,15 @@ async def _before(task: asyncio.Task[T], interrupted: asyncio.Event) -> bool:
     return False
 
 
-def _on_signal(interrupted: asyncio.Event) -> None:
-    if interrupted.is_set():
-        _stop_now()
-    interrupted.set()
-
-
-def _stop_now() -> NoReturn:
-    # The children are tethered to this process: they end with it.
-    sys.stderr.write("laneway: stopped at once; running jobs were cut off\n")
-    sys.stderr.flush()
+def _on_signal(stack: LocalStack, interrupted: asyncio.Event, temporary: bool) -> None:
+    if not interrupted.is_set():
+        interrupted.set()
+        return
+    for child in stack.children:
+        child.kill_group()
+    if temporary:
+        shutil.rmtree(stack.directory, ignore_errors=True)
+    say("laneway: stopped at once; running jobs were cut off")
     os._exit(EXIT_FAILED)
 
 
