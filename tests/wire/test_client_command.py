@@ -72,6 +72,15 @@ async def test_a_refusal_is_one_line_with_reason_field_and_retry_time():
         assert err == "laneway: the lane is full (LANE_SATURATED, try again in 30.0 s)\n"
 
 
+async def test_a_wait_for_another_attempt_is_said():
+    full = refusing(LaneSaturated("the lane is full", retry_after_s=1.0))
+    async with serving(Door([full, lambda request, context: words("Hi")])) as door:
+        code, out, err = await laneway(door, "generate", "Hi")
+        assert (code, out) == (0, "Hi\n")
+        assert "the lane is full" in err
+        assert "waiting 1.0 s" in err
+
+
 async def test_ctrl_c_cancels_the_job():
     async def endless(request, context):
         yield accepted()

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from laneway.cli.console import describe, say, seconds
 from laneway.cli.endpoint import address_of
-from laneway.core.errors import ConfigError, Unavailable
+from laneway.core.errors import ConfigError, LanewayError, Unavailable
 
 if TYPE_CHECKING:
     from laneway.client import Client, RoutingClient, SchedulerClient
+
+SAID_WAIT_S = 1.0  # a wait that a person would wonder about
 
 AddressOption = Annotated[
     str | None,
@@ -42,7 +45,7 @@ async def admission(given: str | None, token_file: Path | None) -> AsyncIterator
     from laneway.client import Client
 
     address = address_of("admission", given)
-    async with Client(address, token=_token(token_file)) as client:
+    async with Client(address, token=_token(token_file), on_retry=_say_retry) as client:
         with _hint(address, "LANEWAY_ADDRESS"):
             yield client
 
@@ -52,7 +55,7 @@ async def scheduler(given: str | None, token_file: Path | None) -> AsyncIterator
     from laneway.client import SchedulerClient
 
     address = address_of("scheduler", given)
-    async with SchedulerClient(address, token=_token(token_file)) as client:
+    async with SchedulerClient(address, token=_token(token_file), on_retry=_say_retry) as client:
         with _hint(address, "LANEWAY_SCHEDULER_ADDRESS"):
             yield client
 
@@ -62,7 +65,7 @@ async def routing(given: str | None, token_file: Path | None) -> AsyncIterator[R
     from laneway.client import RoutingClient
 
     address = address_of("routing", given)
-    async with RoutingClient(address, token=_token(token_file)) as client:
+    async with RoutingClient(address, token=_token(token_file), on_retry=_say_retry) as client:
         with _hint(address, "LANEWAY_ROUTING_ADDRESS"):
             yield client
 
@@ -88,6 +91,11 @@ class _hint:
         else:
             message = f"the connection to {self._address} broke: {error.message}"
         raise Unavailable(message, job_id=error.job_id) from error
+
+
+def _say_retry(error: LanewayError, wait_s: float) -> None:
+    if wait_s >= SAID_WAIT_S:
+        say(f"laneway: {describe(error)}; waiting {seconds(wait_s)}")
 
 
 def _token(token_file: Path | None) -> str | None:

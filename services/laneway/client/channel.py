@@ -51,8 +51,11 @@ def real_surroundings() -> Surroundings:
 class Retrier:
     """Applies the retry policy; one budget for each lane, shared by all calls of a client."""
 
-    def __init__(self, params: RetryParams, surroundings: Surroundings) -> None:
+    def __init__(
+        self, params: RetryParams, surroundings: Surroundings, on_retry: Callable[[LanewayError, float], None] | None
+    ) -> None:
         self._params = params
+        self._on_retry = on_retry
         self._surroundings = surroundings
         self._budgets: dict[Lane, RetryBudget] = {}
 
@@ -69,6 +72,8 @@ class Retrier:
         self._budgets[tried.lane] = decision.budget
         if not decision.retry:
             raise tried.error
+        if self._on_retry is not None:
+            self._on_retry(tried.error, decision.wait_s)
         await surroundings.sleep(decision.wait_s)
 
 
@@ -99,17 +104,19 @@ class ServiceConnection:
         token: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         retry_budget: RetryParams | None = None,
+        on_retry: Callable[[LanewayError, float], None] | None = None,
         keepalive_s: float = KEEPALIVE_S,
         surroundings: Surroundings | None = None,
     ) -> None:
         """`address` is host:port. `token` goes as a bearer token with each call. Without `credentials` the connection
-        is plain text: for this machine only."""
+        is plain text: for this machine only. `on_retry` hears of each failure that is retried, and the wait in
+        seconds."""
         if not address or "://" in address:
             raise ConfigError(f"address must be host:port, not {address!r}")
         self.address = address
         self._metadata: Metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._surroundings = surroundings or real_surroundings()
-        self._retrier = Retrier(retry_budget or RetryParams(), self._surroundings)
+        self._retrier = Retrier(retry_budget or RetryParams(), self._surroundings, on_retry)
         options = channel_options(keepalive_s)
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options=options)
