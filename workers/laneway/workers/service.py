@@ -42,6 +42,7 @@ from laneway.workers.rates import Rates
 from laneway.workers.run import Bench
 from laneway.workers.runs import Runs
 from laneway.workers.sequences import Sequences
+from laneway.workers.step_watch import StepWatch
 
 HOUSEKEEPING_S = 0.25
 HAND_BACK_S = 5.0  # for handing back what did not finish while draining
@@ -115,7 +116,7 @@ class Worker:
         self._control: Control | None = None
         self._stopping = False
         self._idle = asyncio.Event()  # pulsed whenever a run leaves
-        self._steps: tuple[int, float] = (0, 0.0)
+        self._step_watch = StepWatch(options.step_timeout_s)
 
     # --- life ----------------------------------------------------------------------------------------
 
@@ -247,14 +248,9 @@ class Worker:
                     await run.delivery.progress()
 
     async def _check_engine(self, now_s: float) -> None:
-        steps, since_s = self._steps
-        if steps != self._engine_steps() or not len(self.sequences):
-            self._steps = (self._engine_steps(), now_s)
-        elif now_s - since_s > self._options.step_timeout_s:
-            self._steps = (steps, now_s)
-            await self.engine.kill(
-                f"no step for {self._options.step_timeout_s:g} s with {len(self.sequences)} sequences"
-            )
+        live = len(self.sequences)
+        if self._step_watch.hung(now_s, self._engine_steps(), has_work=live > 0):
+            await self.engine.kill(f"no step for {self._options.step_timeout_s:g} s with {live} sequences")
 
     def _engine_steps(self) -> int:
         return self.sequences.stats().steps
