@@ -243,6 +243,8 @@ class ByteDoor:
     def _event(self, msg: Msg) -> None:
         event = bus_pb2.JobEvent.FromString(msg.data)
         self.events.setdefault(event.job_id, []).append(event)
+        if event.record:
+            self.owner.pop(event.job_id, None)
         if event.job_id in self.following and not event.record and event.attempt:
             self.owner[event.job_id] = event.worker_id
             self.following[event.job_id] = event.attempt
@@ -251,23 +253,30 @@ class ByteDoor:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(0.5)
-            for job_id in list(self.owner):
-                await self.beat(job_id)
+            by_worker: dict[str, list[bus_pb2.Attachment]] = {}
+            for job_id, worker_id in self.owner.items():
+                if job_id in self.following:
+                    by_worker.setdefault(worker_id, []).append(self._attachment(job_id))
+            for worker_id, attachments in by_worker.items():
+                await self._tell(worker_id, attachments)
 
     async def beat(self, job_id: str, *, attach: bool = False, replay_from: int | None = None) -> None:
-        following = self.following.get(job_id)
-        if following is None:
-            return
+        if job_id in self.following:
+            await self._tell(self.owner[job_id], [self._attachment(job_id, attach, replay_from)])
+
+    def _attachment(self, job_id: str, attach: bool = False, replay_from: int | None = None) -> bus_pb2.Attachment:
         ids = self.ids(job_id)
-        attachment = bus_pb2.Attachment(
+        return bus_pb2.Attachment(
             job_id=job_id,
-            attempt=following,
+            attempt=self.following[job_id],
             next_index=len(ids) if replay_from is None else replay_from,
             delivered_ids=ids if attach else (),
             replay=replay_from is not None or (attach and bool(ids)),
         )
-        message = bus_pb2.WorkerControl(beat=bus_pb2.DoorBeat(door=self.name, attachments=[attachment]))
-        await self.bus.emit(subjects.control(self.owner[job_id]), message.SerializeToString())
+
+    async def _tell(self, worker_id: str, attachments: list[bus_pb2.Attachment]) -> None:
+        message = bus_pb2.WorkerControl(beat=bus_pb2.DoorBeat(door=self.name, attachments=attachments))
+        await self.bus.emit(subjects.control(worker_id), message.SerializeToString())
 
     def chunks(self, job_id: str) -> list[Any]:
         return [

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from laneway.core.fleet import WorkerState
 from laneway.core.job import Sampling
 from laneway.core.lanes import LANES, FinishReason, JobState, Lane
+from laneway.runtime.clock import SystemClock
+from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.local_nats import LocalNats
-from tests.support.nats import eventually
+from laneway.runtime.metrics import exposition
+from tests.support.nats import REGION, eventually
 from tests.support.worker import ByteDoor, ids_of, yard
 
 
@@ -79,3 +83,33 @@ async def test_a_detached_job_says_nothing_to_any_door(nats_server: LocalNats):
         stored = await place.submit(lane=Lane.BATCH, door=door.name, max_tokens=10)
         await place.ended(stored.record.job_id)
         assert not door.batches
+
+
+async def test_an_idle_workers_lease_says_all_that_it_can_take(nats_server: LocalNats):
+    async with yard(nats_server, workers=1) as place:
+        watcher = LeaseWatcher(place.bus, REGION, SystemClock())
+        await watcher.start()
+        (lease,) = watcher.live()
+        assert (lease.state, lease.slots, lease.running) == (WorkerState.READY, 4, 0)
+        assert (lease.kv_tokens, lease.kv_tokens_used) == (16_384, 0)
+        assert "exact" in lease.capabilities
+        await place.ended((await place.submit()).record.job_id)
+        await eventually(lambda: watcher.live()[0].jobs_done == 1)
+        assert watcher.live()[0].decode_tokens_per_s > 0.0
+        await place.workers[0].drain()
+        await eventually(lambda: not watcher.live())
+        await watcher.close()
+
+
+async def test_gauges_are_recounts_and_end_with_their_worker(nats_server: LocalNats):
+    async with yard(nats_server, workers=1) as place:
+        stored = [await place.submit(lane=lane, max_tokens=300) for lane in LANES]
+        await eventually(lambda: sum(place.workers[0].worker.running_by_lane().values()) == 3)
+        shown = exposition().decode()
+        for lane in LANES:
+            assert f'laneway_worker_running_jobs{{lane="{lane}",pool="chat-small"}} 1.0' in shown
+        await place.ended(*ids_of(stored))
+        await eventually(place.workers[0].idle)
+        assert 'laneway_worker_running_jobs{lane="batch",pool="chat-small"} 0.0' in exposition().decode()
+        await place.workers[0].drain()
+        assert "laneway_worker_running_jobs{" not in exposition().decode()

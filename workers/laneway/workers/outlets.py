@@ -57,13 +57,13 @@ class Outlets:
     def send(self, transcript: Transcript, attempt: int) -> None:
         """Gives each door what may leave and it was not sent."""
         ready = transcript.ready
-        made: tuple[int, int, bytes] | None = None  # doors are usually equally far: one chunk serves all
+        made_from = made_to = -1
+        response = b""
         for door, place in self._places.items():
             start = place.next_index
             while start < ready:
                 stop = min(ready, start + CHUNK_TOKENS_MAX)
-                if made is None or made[:2] != (start, stop):
-                    made = (start, stop, transcript.response(start, stop))
-                self._emitter.add(door, self._job_id, attempt, start, stop - start, made[2])
-                start = stop
-            place.next_index = max(place.next_index, ready)
+                if start != made_from or stop != made_to:  # doors are usually equally far: one chunk serves all
+                    made_from, made_to, response = start, stop, transcript.response(start, stop)
+                self._emitter.add(door, self._job_id, attempt, start, stop - start, response)
+                place.next_index = start = stop

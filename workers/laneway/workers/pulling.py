@@ -158,9 +158,9 @@ class PullLoop:
 
     async def _round(self) -> None:
         while self._may_pull():
-            views = self._views()
-            step = next_step(views, self._room(), self._turns, self._params)
-            self._held_back = self._floor.lower_prefills() >= self._params.lower_prefills_max
+            views, room = self._views(), self._room()
+            step = next_step(views, room, self._turns, self._params)
+            self._held_back = room.lower_prefills >= self._params.lower_prefills_max
             if step is None:
                 return
             if isinstance(step, Start):

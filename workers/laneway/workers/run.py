@@ -53,7 +53,6 @@ class Bench:
     clock: Clock
     ack_wait_s: Mapping[Lane, float]
     token_bytes: Callable[[int], bytes]
-    may_emit: Callable[[], bool]  # False while our lease may have expired
     claims: Claims
     endings: Endings
     emitter: Emitter
@@ -359,7 +358,7 @@ class JobRun:
         self._bench.emitter.flush()
 
     def _send(self) -> None:
-        if not (self._open and self._outlets and self._bench.may_emit()):
+        if not (self._open and self._outlets and self._bench.emitter.may_emit):
             return
         if self.outcome is None or self.outcome.kind is Kind.FINISHED:
             self._outlets.send(self._transcript, self.attempt)

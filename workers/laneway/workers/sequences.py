@@ -64,8 +64,9 @@ class LiveSequence:
 class Sequences:
     """The StepSink of the present engine; survives engines."""
 
-    def __init__(self, clock: Clock, after_step: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock, before_step: Callable[[], None], after_step: Callable[[], None]) -> None:
         self._clock = clock
+        self._before_step = before_step
         self._after_step = after_step  # called once when all owners of a step were told
         self._engine: Engine | None = None
         self._live: dict[int, LiveSequence] = {}
@@ -109,6 +110,7 @@ class Sequences:
 
     def on_step(self, steps: Sequence[SequenceStep], stats: EngineStats) -> None:
         now_s = self._clock.monotonic()
+        self._before_step()
         live = self._live
         for step in steps:
             sequence = live.get(step.id)

@@ -35,24 +35,29 @@ class TextAssembler:
         self._stop = tuple(stop)
         self._hold_length_max = max((len(s) for s in self._stop), default=1) - 1
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._partial = False  # the decoder holds the beginning of a character
         self._held = ""
         self._stopped = False
 
     def feed(self, ids: Sequence[int]) -> Assembled:
         if self._stopped:
             return Assembled("", [], True, 0)
-        decode, token_bytes = self._decoder.decode, self._token_bytes
         parts: list[str] = []
-        lengths: list[int] = []
         for token_id in ids:
-            text = decode(token_bytes(token_id))
-            if self._stop and text:
-                text = self._until_stop(text)
-            parts.append(text)
-            lengths.append(len(text))
+            parts.append(self.feed_one(token_id))
             if self._stopped:
                 break
-        return Assembled("".join(parts), lengths, self._stopped, len(lengths))
+        return Assembled("".join(parts), [len(part) for part in parts], self._stopped, len(parts))
+
+    def feed_one(self, token_id: int) -> str:
+        """What one more token made final; for the usual step. Not called after a stop."""
+        data = self._token_bytes(token_id)
+        if not self._partial and data.isascii():  # most tokens
+            text = data.decode("ascii")
+        else:
+            text = self._decoder.decode(data)
+            self._partial = bool(self._decoder.getstate()[0])
+        return self._until_stop(text) if self._stop and text else text
 
     def flush(self) -> str:
         """The rest of the output; it became final with the last token. Empty after a stop."""
@@ -74,7 +79,7 @@ class TextAssembler:
     @property
     def holding(self) -> bool:
         """Whether some of what was fed is not final text yet."""
-        return bool(self._held or self._decoder.getstate()[0])
+        return self._partial or self._held != ""
 
     def _until_stop(self, text: str) -> str:
         """What of the held text and `text` is final now; keeps the rest."""

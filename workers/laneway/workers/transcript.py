@@ -40,9 +40,17 @@ class Transcript:
 
     def take(self, step: SequenceStep) -> None:
         """Takes the tokens of a step, up to the end of a stop string."""
+        assert not self._finished, "a finished output takes no tokens"
         if step.cached_tokens:
             self.cached_tokens = step.cached_tokens
-        used = self._take_ids(step.token_ids)
+        ids = step.token_ids
+        if len(ids) == 1 and not self.stopped:
+            self._texts.append(self._assembler.feed_one(ids[0]))
+            self.ids.append(ids[0])
+            self.stopped = self._assembler.stopped
+            used = 1
+        else:
+            used = self._take_ids(ids)
         if self._wants_logprobs and step.logprobs:
             tops: Sequence[Sequence[tuple[int, float]]] = step.top or [()] * used
             pairs = zip(step.logprobs[:used], tops, strict=False)
@@ -103,12 +111,9 @@ class Transcript:
         assert not self._finished, "a finished output takes no tokens"
         made = self._assembler.feed(ids)
         self.ids.extend(ids[: made.used])
-        if made.used == 1:
-            self._texts.append(made.text)
-        else:
-            at = 0
-            for length in made.lengths:
-                self._texts.append(made.text[at : at + length])
-                at += length
+        at = 0
+        for length in made.lengths:
+            self._texts.append(made.text[at : at + length])
+            at += length
         self.stopped = made.stopped
         return made.used

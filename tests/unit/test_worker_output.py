@@ -1,0 +1,285 @@
+"""What a worker makes of an engine's tokens: chunks that join to the result, replays, resumes, and bounded buffers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laneway.core.job import GenerateTask, Sampling, Usage
+from laneway.core.lanes import FinishReason
+from laneway.runtime.bus import NotConnected
+from laneway.v1 import admission_pb2, bus_pb2, task_pb2
+from laneway.workers.emitter import Emitter
+from laneway.workers.engines.protocol import SequenceStep
+from laneway.workers.outlets import Outlets
+from laneway.workers.resume import Continue, Offer, Rerun, Unsound, plan_resume
+from laneway.workers.transcript import CHUNK_TOKENS_MAX, Transcript
+
+GREEDY = Sampling(max_tokens=64, temperature=0.0)
+
+
+def task(sampling: Sampling = GREEDY) -> GenerateTask:
+    return GenerateTask((1, 2, 3), sampling)
+
+
+def transcript(sampling: Sampling = GREEDY) -> Transcript:
+    return Transcript(lambda token_id: bytes([token_id]), task(sampling))
+
+
+def chunk(data: bytes) -> task_pb2.Chunk:
+    return admission_pb2.GenerateResponse.FromString(data).chunk
+
+
+class Doors:
+    """An emitter whose messages are kept."""
+
+    def __init__(self, **limits: int) -> None:
+        self.sent: list[tuple[str, bus_pb2.TokenBatch]] = []
+        self.fail = False
+        self.emitter = Emitter(self._publish, "w-1", **limits)
+
+    async def _publish(self, subject: str, payload: bytes) -> None:
+        if self.fail:
+            raise NotConnected
+        self.sent.append((subject, bus_pb2.TokenBatch.FromString(payload)))
+
+    async def drain(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await self.emitter.run()
+
+
+# --- transcript --------------------------------------------------------------------------------------
+
+
+texts = st.text(alphabet="ab é漢👩", min_size=0, max_size=30)
+stops = st.lists(st.text(alphabet="ab ", min_size=1, max_size=4), max_size=2)
+
+
+@given(texts, stops, st.lists(st.integers(1, 4), max_size=40))
+def test_chunks_of_any_split_join_to_the_result(text: str, stop: list[str], sizes: list[int]):
+    """Also when each token leaves as soon as it may, and with every index in exactly one chunk."""
+    out = transcript(Sampling(max_tokens=64, temperature=0.0, stop=tuple(stop)))
+    data, at, sent, joined = text.encode(), 0, 0, ""
+    for size in [*sizes, len(data)]:
+        if out.stopped or at >= len(data):
+            break
+        out.take(SequenceStep(1, list(data[at : at + size])))
+        at += size
+        assert out.ready >= len(out) - 1, "at most the last token is held"
+        if out.ready > sent:
+            joined += chunk(out.response(sent, out.ready)).text
+            sent = out.ready
+    out.finish()
+    if out.ready > sent:
+        joined += chunk(out.response(sent, out.ready)).text
+    assert out.ready == len(out)
+    result = out.result(FinishReason.STOP, Usage())
+    assert joined == result.text
+    assert sum(result.text_lengths) == len(result.text)
+    assert len(result.text_lengths) == len(result.token_ids)
+    if not out.stopped:
+        assert result.text == text
+    else:
+        assert not any(s in result.text for s in stop)
+
+
+@given(texts, st.integers(0, 60))
+def test_a_resumed_output_continues_the_text_of_the_first(text: str, cut: int):
+    data = text.encode()
+    cut = min(cut, len(data))
+    whole, resumed = transcript(), transcript()
+    for byte in data:
+        whole.take(SequenceStep(1, [byte]))
+    resumed.replay(data[:cut])
+    for byte in data[cut:]:
+        resumed.take(SequenceStep(1, [byte]))
+    for out in (whole, resumed):
+        out.finish()
+    assert whole.result(FinishReason.STOP, Usage()) == resumed.result(FinishReason.STOP, Usage())
+
+
+def test_the_first_token_leaves_at_once():
+    out = transcript()
+    out.take(SequenceStep(1, [97]))
+    assert out.ready == 1
+
+
+def test_a_token_whose_text_may_change_waits_for_the_next():
+    out = transcript(Sampling(max_tokens=64, stop=("bcd",)))
+    out.take(SequenceStep(1, [97]))
+    out.take(SequenceStep(1, [98]))
+    assert out.ready == 1
+    out.take(SequenceStep(1, [99]))
+    assert out.ready == 2
+    out.finish()
+    assert out.ready == 3
+    assert chunk(out.response(2, 3)).text == "bc"
+
+
+def test_an_answer_without_tokens_is_empty():
+    out = transcript()
+    out.finish()
+    result = out.result(FinishReason.STOP, Usage())
+    assert (result.text, result.token_ids, out.ready) == ("", (), 0)
+
+
+def test_log_probabilities_go_with_their_tokens_and_are_unknown_for_replayed_ones():
+    out = transcript(Sampling(max_tokens=64, logprobs=True, top_logprobs=1))
+    out.replay([97])
+    out.take(SequenceStep(1, [98, 99], [-0.5, -0.25], [[(98, -0.5)], [(99, -0.25)]]))
+    sent = chunk(out.response(1, 3))
+    assert [p.logprob for p in sent.logprobs] == [-0.5, -0.25]
+    assert sent.logprobs[1].top[0].token_id == 99
+    out.finish()
+    assert math.isnan(out.result(FinishReason.STOP, Usage()).logprobs[0].logprob)
+
+
+# --- outlets and emitter -----------------------------------------------------------------------------
+
+
+async def test_one_message_for_each_step_and_door():
+    doors = Doors()
+    outs = [transcript() for _ in range(3)]
+    outlets = [Outlets(doors.emitter, f"local-{i}", 0.0) for i in range(3)]
+    for i, outlet in enumerate(outlets):
+        outlet.open("door-a" if i < 2 else "door-b", 0, 0.0)
+    for step in range(2):
+        for out, outlet in zip(outs, outlets, strict=True):
+            out.take(SequenceStep(1, [97 + step]))
+            outlet.send(out, 1)
+        doors.emitter.flush()
+    await doors.drain()
+    assert [(subject, len(batch.deltas)) for subject, batch in doors.sent] == [
+        ("tok.door-a", 2),
+        ("tok.door-b", 1),
+        ("tok.door-a", 2),
+        ("tok.door-b", 1),
+    ]
+    delta = doors.sent[2][1].deltas[1]
+    assert (delta.job_id, delta.attempt, delta.first_index, delta.count) == ("local-1", 1, 1, 1)
+
+
+@pytest.mark.parametrize("tokens", [CHUNK_TOKENS_MAX, CHUNK_TOKENS_MAX + 1])
+async def test_a_replay_is_cut_into_chunks(tokens: int):
+    doors = Doors()
+    out = transcript()
+    out.take(SequenceStep(1, [97] * tokens))
+    outlets = Outlets(doors.emitter, "local-1", 0.0)
+    outlets.open("door-a", 0, 0.0)
+    outlets.send(out, 1)
+    doors.emitter.flush()
+    await doors.drain()
+    (batch,) = (batch for _, batch in doors.sent)
+    assert [delta.count for delta in batch.deltas] == [CHUNK_TOKENS_MAX, 1][: 1 + (tokens > CHUNK_TOKENS_MAX)]
+
+
+async def test_a_door_is_sent_each_token_once_unless_it_asks_again():
+    doors = Doors()
+    out = transcript()
+    outlets = Outlets(doors.emitter, "local-1", 0.0)
+    outlets.open("door-a", 0, 0.0)
+    for i in range(5):
+        out.take(SequenceStep(1, [97 + i]))
+        outlets.send(out, 1)
+        outlets.send(out, 1)
+    outlets.open("door-a", 2, 1.0)
+    outlets.send(out, 1)
+    doors.emitter.flush()
+    await doors.drain()
+    spans = [(d.first_index, d.count) for _, batch in doors.sent for d in batch.deltas]
+    assert spans == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (2, 3)]
+
+
+async def test_a_door_that_is_ahead_is_sent_only_what_it_lacks():
+    doors = Doors()
+    out = transcript()
+    outlets = Outlets(doors.emitter, "local-1", 0.0)
+    outlets.open("door-a", 3, 0.0)
+    for i in range(5):
+        out.take(SequenceStep(1, [97 + i]))
+        outlets.send(out, 2)
+    doors.emitter.flush()
+    await doors.drain()
+    assert [d.first_index for _, batch in doors.sent for d in batch.deltas] == [3, 4]
+
+
+@pytest.mark.parametrize(("silence_s", "left"), [(3.0, 1), (3.001, 0)])
+def test_a_silent_door_is_forgotten(silence_s: float, left: int):
+    outlets = Outlets(Doors().emitter, "local-1", 0.0)
+    outlets.open("door-a", 0, 10.0)
+    outlets.close_silent(10.0 + silence_s, 3.0)
+    assert len(outlets) == left
+
+
+@pytest.mark.parametrize(("messages", "dropped"), [(3, 0), (4, 1)])
+async def test_what_cannot_leave_is_bounded_and_the_oldest_goes(messages: int, dropped: int):
+    probe = Doors()
+    probe.emitter.add("door-a", "local-1", 1, 1, 1, b"x" * 100)
+    probe.emitter.flush()
+    size = probe.emitter._outgoing_bytes
+    doors = Doors(outgoing_bytes_max=3 * size)
+    for i in range(1, messages + 1):
+        doors.emitter.add("door-a", "local-1", 1, i, 1, b"x" * 100)
+        doors.emitter.flush()
+    assert doors.emitter.dropped == dropped
+    await doors.drain()
+    assert doors.sent[0][1].deltas[0].first_index == 1 + dropped
+
+
+async def test_a_large_step_is_split_into_several_messages():
+    doors = Doors(batch_bytes_max=1000)
+    for i in range(20):
+        doors.emitter.add("door-a", "local-1", 1, i, 1, b"x" * 100)
+    doors.emitter.flush()
+    await doors.drain()
+    indexes = [delta.first_index for _, batch in doors.sent for delta in batch.deltas]
+    assert indexes == list(range(20))
+    assert len(doors.sent) > 1
+    assert all(len(batch.SerializeToString()) < 1500 for _, batch in doors.sent)
+
+
+async def test_a_message_that_cannot_be_sent_is_counted_and_does_not_stop_the_next():
+    doors = Doors()
+    doors.fail = True
+    doors.emitter.add("door-a", "local-1", 1, 0, 1, b"x")
+    doors.emitter.flush()
+    await doors.drain()
+    doors.fail = False
+    doors.emitter.add("door-a", "local-1", 1, 1, 1, b"y")
+    doors.emitter.flush()
+    await doors.drain()
+    assert doors.emitter.dropped == 1
+    assert len(doors.sent) == 1
+
+
+# --- resume ------------------------------------------------------------------------------------------
+
+SEEDED = Sampling(max_tokens=64, temperature=1.0, seed=1)
+PENALISED = Sampling(max_tokens=64, temperature=0.0, repetition_penalty=1.1)
+SAMPLED = Sampling(max_tokens=64, temperature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "offers", "exact", "plan"),
+    [
+        (SAMPLED, [], False, Continue()),
+        (SEEDED, [Offer(0, ())], False, Continue()),
+        (SAMPLED, [Offer(2, (5, 6))], False, Continue((5, 6))),
+        (SAMPLED, [Offer(1, (5,)), Offer(3, (5, 6, 7)), Offer(2, (5, 6))], False, Continue((5, 6, 7))),
+        (SAMPLED, [Offer(2, ())], False, Unsound(2)),
+        (SAMPLED, [Offer(2, (5,))], True, Unsound(2)),
+        (SEEDED, [Offer(2, (5, 6))], True, Unsound(2)),
+        (PENALISED, [Offer(2, (5, 6))], False, Unsound(2)),
+        (PENALISED, [Offer(2, (5, 6))], True, Rerun(2, (5, 6))),
+        (GREEDY, [Offer(2, ())], True, Rerun(2, ())),
+        (GREEDY, [Offer(2, (5, 6))], False, Continue((5, 6))),
+    ],
+)
+def test_an_attempt_goes_on_only_where_that_is_sound(sampling, offers, exact, plan):
+    assert plan_resume(task(sampling), offers, exact=exact) == plan
