@@ -18,8 +18,8 @@ from laneway.core.lanes import PARKING_LANES, Lane
 class Load:
     """Work on its way to a pool that its plan does not show yet."""
 
-    jobs: int = 0  # sent to ready
-    prompt_tokens: int = 0
+    jobs: int = 0  # sent to ready, less those that ended
+    prompt_tokens: int = 0  # not prefilled yet
     device_s: float = 0.0  # of what was parked or sent to ready in the parking lanes
 
     def __add__(self, other: Load) -> Load:
@@ -126,7 +126,7 @@ def priority_eta(pool: Pool, view: PoolView, prompt_tokens: int, completion_toke
     """Of a priority job sent to ready now. The pool has a worker."""
     rate = rates(pool, view.plan)
     service = rate.service_s(prompt_tokens, completion_tokens)
-    free = view.plan.free_slots - view.plan.lane(Lane.PRIORITY).ready - view.since.jobs
+    free = min(view.plan.slots, view.plan.free_slots - view.since.jobs) - view.plan.lane(Lane.PRIORITY).ready
     wait = sigma = 0.0
     if free <= 0:
         ahead = -free

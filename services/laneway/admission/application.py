@@ -165,7 +165,7 @@ class Admission:
         """What would happen to a request, without running it. A refusal is an answer here."""
         require_lane(caller, spec.contract.lane)
         options = await self._preparer.options(spec, caller.tenant)
-        judged = self._judge.judge(options, spec.contract, binding=False)
+        judged = self._judge.judge(options, spec.contract)
         task = judged.option.task
         return Quote(judged.decision.verdict, len(task.prompt_ids), task.sampling.max_tokens)
 
@@ -189,8 +189,8 @@ class Admission:
         """A record to be stored and what it runs, or the record that the same key made before. Raises refusals."""
         require_lane(caller, contract.lane)
         options = await self._preparer.options(request.spec, caller.tenant)
-        judged = self._judge.judge(options, contract)
         job_id = request.job_id or self._job_id(caller, request)
+        judged = self._judge.judge(options, contract, job_id)
         if judged.decision.refusal is None:
             return _Decided(self._record(caller, request, judged, job_id, attached=attached), judged)
         if request.key:
@@ -204,7 +204,11 @@ class Admission:
         judged = decided.judged
         if judged is None:
             return Acceptance(decided.record, 0, existing=True)
-        return await self._acceptor.accept(decided.record, judged.option.task, judged.decision, judged.full_retry_s)
+        try:
+            return await self._acceptor.accept(decided.record, judged.option.task, judged.decision, judged.full_retry_s)
+        except BaseException:
+            self._judge.withdraw(decided.record.job_id)
+            raise
 
     def _job_id(self, caller: Caller, request: Request) -> str:
         if request.key:

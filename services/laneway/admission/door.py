@@ -20,6 +20,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from laneway.admission.ending import Ender
+from laneway.admission.ledger import Ledger
 from laneway.admission.signals import Attachment, decode_event, decode_tokens, encode_beat
 from laneway.admission.streams import Offer, Stream, StreamLimits, beyond_end, spliced
 from laneway.core import subjects
@@ -61,6 +62,7 @@ class Door:
         records: RecordStore,
         ender: Ender,
         leases: LeaseWatcher,
+        ledger: Ledger,
         clock: Clock,
         limits: DoorLimits,
     ) -> None:
@@ -70,6 +72,7 @@ class Door:
         self._records = records
         self._ender = ender
         self._leases = leases
+        self._ledger = ledger
         self._clock = clock
         self._limits = limits
         self._streams: dict[str, list[Stream]] = {}
@@ -242,7 +245,7 @@ class Door:
     def _on_event(self, msg: Msg) -> None:
         job_id = msg.subject.rsplit(".", 1)[1]
         streams = self._streams.get(job_id)
-        if streams is None and not self._ender.awaits(job_id):
+        if streams is None and not self._ender.awaits(job_id) and not self._ledger.awaits(job_id):
             return  # another door's
         try:
             event = decode_event(msg.data)
@@ -251,6 +254,8 @@ class Door:
             return
         if event.state.terminal and event.worker_id:
             self._ender.answered(job_id, event.worker_id)
+        if event.state.terminal:
+            self._ledger.ended(job_id)
         now_s = self._clock.monotonic()
         for stream in tuple(streams or ()):
             stream.heard_at_s = now_s

@@ -11,10 +11,11 @@ from laneway.admission.preparing import Option
 from laneway.admission.storage import StorageWatch
 from laneway.core.clock import Clock
 from laneway.core.errors import LaneSaturated
+from laneway.core.fleet import Plan, PoolPlan
 from laneway.core.job import Contract
 from laneway.core.lanes import Lane
 from laneway.policy.admit import AdmitParams, Ask, Decision, Placement, Situation, admit, full_lane_retry_s
-from laneway.policy.eta import Load, pool_view
+from laneway.policy.eta import Load, pool_view, rates
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.plans import PlanView
 
@@ -48,21 +49,26 @@ class Judge:
         self._random = random
         self._refusing: set[str] = set()
 
-    def judge(self, options: Sequence[Option], contract: Contract, *, binding: bool = True) -> Judged:
-        """The verdict; a `binding` one counts in the ledger when it accepts."""
+    def judge(self, options: Sequence[Option], contract: Contract, job_id: str = "") -> Judged:
+        """The verdict; with a job id it counts in the ledger when it accepts."""
         now_s = self._clock.now()
         plan = self._plans.plan
         leases = () if self._plans.fresh(now_s) else self._leases.live()
         pools = [option.candidate.pool.name for option in options]
-        views = {pool: pool_view(pool, plan, leases, self._ledger.since(pool), now_s) for pool in pools}
+        since = {o.candidate.pool.name: self._ledger.since(o.candidate.pool.name, _prefill(o, plan)) for o in options}
+        views = {pool: pool_view(pool, plan, leases, since[pool], now_s) for pool in pools}
         situation = Situation(views, now_s, self._random.random(), self._storage.used(), frozenset(self._refusing))
         decision = admit(Ask(contract, [o.candidate for o in options], self._region), situation, self._params)
         option = next(o for o in options if o.candidate is decision.candidate)
-        if binding:
-            self._remember(decision, pools)
+        if job_id:
+            self._remember(decision, pools, job_id, _prefill(option, plan))
         return Judged(decision, option, full_lane_retry_s(decision, situation, self._params))
 
-    def _remember(self, decision: Decision, pools: list[str]) -> None:
+    def withdraw(self, job_id: str) -> None:
+        """A job that was judged acceptable did not reach its lane."""
+        self._ledger.ended(job_id)
+
+    def _remember(self, decision: Decision, pools: list[str], job_id: str, prefill_tokens_per_s: float) -> None:
         candidate = decision.candidate
         if decision.refusal is LaneSaturated and decision.contract.lane is Lane.PRIORITY:
             self._refusing.update(pools)
@@ -75,4 +81,11 @@ class Judge:
                 prompt_tokens=candidate.prompt_tokens if ready else 0,
                 device_s=decision.device_s if decision.contract.lane.may_park else 0.0,
             )
-            self._ledger.add(candidate.pool.name, load)
+            self._ledger.add(candidate.pool.name, job_id, load, prefill_tokens_per_s)
+
+
+def _prefill(option: Option, plan: Plan | None) -> float:
+    """Prompt tokens that all workers of the pool compute in a second."""
+    pool = option.candidate.pool
+    known = plan.pool(pool.name) if plan is not None else PoolPlan(pool.name)
+    return rates(pool, known).prefill_tokens_per_s * max(1, known.workers)

@@ -1,8 +1,12 @@
-"""What this door accepted that the newest plan does not show yet: without it, a burst between plans is invisible."""
+"""What this door accepted, and what of it ended, that the newest plan does not show yet.
+
+Without it a burst between two plans is invisible; without the ends a busy pool with short jobs looks full. Prompt
+tokens are a queue of their own that the pool's workers empty at their prefill rate, whatever plans say.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 
 from laneway.core.clock import Clock
 from laneway.policy.eta import Load
@@ -11,6 +15,8 @@ from laneway.policy.eta import Load
 PLAN_LAG_S = 0.3
 # Without plans, leases show what was claimed within about this.
 AGE_S_MAX = 2.0
+# Jobs whose end is awaited; beyond this the oldest are forgotten, which errs to the careful side.
+LIVE_JOBS_MAX = 100_000
 
 
 class Ledger:
@@ -20,18 +26,45 @@ class Ledger:
         self._clock = clock
         self._entries: deque[tuple[float, str, Load]] = deque()
         self._totals: dict[str, Load] = {}
+        self._live: OrderedDict[str, str] = OrderedDict()  # job sent to ready -> pool
+        self._prompts: dict[str, tuple[float, float]] = {}  # pool -> (tokens not prefilled, as of)
         self._shown_s = 0.0
 
     def plan_arrived(self) -> None:
         self._shown_s = self._clock.monotonic() - PLAN_LAG_S
 
-    def add(self, pool: str, load: Load) -> None:
-        self._entries.append((self._clock.monotonic(), pool, load))
-        self._totals[pool] = self._totals.get(pool, Load()) + load
+    def add(self, pool: str, job_id: str, load: Load, prefill_tokens_per_s: float) -> None:
+        """A job was accepted. `prefill_tokens_per_s` is that of the whole pool."""
+        if load.jobs:
+            self._live[job_id] = pool
+            if len(self._live) > LIVE_JOBS_MAX:
+                self._live.popitem(last=False)
+        now_s = self._clock.monotonic()
+        self._prompts[pool] = (self._waiting_prompts(pool, prefill_tokens_per_s) + load.prompt_tokens, now_s)
+        self._enter(pool, Load(load.jobs, 0, load.device_s))
 
-    def since(self, pool: str) -> Load:
+    def awaits(self, job_id: str) -> bool:
+        return job_id in self._live
+
+    def ended(self, job_id: str) -> None:
+        """A job ended, whoever ended it; those of other doors are ignored."""
+        pool = self._live.pop(job_id, None)
+        if pool is not None:
+            self._enter(pool, Load(jobs=-1))
+
+    def since(self, pool: str, prefill_tokens_per_s: float) -> Load:
+        """The change since the newest plan; `jobs` is negative when more ended than were accepted."""
         oldest_s = max(self._shown_s, self._clock.monotonic() - AGE_S_MAX)
         while self._entries and self._entries[0][0] < oldest_s:
             _, name, load = self._entries.popleft()
             self._totals[name] = self._totals[name] - load
-        return self._totals.get(pool, Load())
+        total = self._totals.get(pool, Load())
+        return Load(total.jobs, round(self._waiting_prompts(pool, prefill_tokens_per_s)), total.device_s)
+
+    def _enter(self, pool: str, load: Load) -> None:
+        self._entries.append((self._clock.monotonic(), pool, load))
+        self._totals[pool] = self._totals.get(pool, Load()) + load
+
+    def _waiting_prompts(self, pool: str, prefill_tokens_per_s: float) -> float:
+        tokens, as_of_s = self._prompts.get(pool, (0.0, 0.0))
+        return max(0.0, tokens - prefill_tokens_per_s * (self._clock.monotonic() - as_of_s))

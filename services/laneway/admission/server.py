@@ -117,7 +117,7 @@ async def _house(
     plans = PlanView(bus, region, lambda plan: ledger.plan_arrived())
     storage = StorageWatch(lanes, clock, wanted.storage_poll_s)
     ender = Ender(bus, records, lanes, leases, chores, clock)
-    door = Door(door_id, bus, region, records, ender, leases, clock, door_limits(wanted))
+    door = Door(door_id, bus, region, records, ender, leases, ledger, clock, door_limits(wanted))
     params = admit_params(settings.policy, wanted)
     judge = Judge(region, plans, leases, ledger, storage, params, clock, SystemRandom())
     async with AsyncExitStack() as stack:

@@ -1,0 +1,47 @@
+"""What a door remembers between two plans."""
+
+from laneway.admission.ledger import Ledger
+from laneway.core.clock import ManualClock
+from laneway.policy.eta import Load
+
+
+def test_a_job_that_ended_makes_room_before_the_next_plan():
+    ledger = Ledger(ManualClock())
+    for i in range(20):
+        ledger.add("p", f"job-{i}", Load(jobs=1), 1000.0)
+    for i in range(15):
+        ledger.ended(f"job-{i}")
+    assert ledger.since("p", 1000.0).jobs == 5
+
+
+def test_an_end_counts_once_and_only_of_own_jobs():
+    ledger = Ledger(ManualClock())
+    ledger.add("p", "a", Load(jobs=1), 1000.0)
+    ledger.ended("a")
+    ledger.ended("a")
+    ledger.ended("of-another-door")
+    assert ledger.since("p", 1000.0).jobs == 0
+    assert not ledger.awaits("a")
+
+
+def test_a_job_that_the_plan_shows_may_end_after_it():
+    clock = ManualClock()
+    ledger = Ledger(clock)
+    ledger.add("p", "a", Load(jobs=1), 1000.0)
+    clock.advance(1.0)
+    ledger.plan_arrived()
+    assert ledger.since("p", 1000.0).jobs == 0
+    ledger.ended("a")
+    assert ledger.since("p", 1000.0).jobs == -1
+
+
+def test_prompts_wait_only_as_long_as_prefill_takes():
+    clock = ManualClock()
+    ledger = Ledger(clock)
+    for i in range(10):
+        ledger.add("p", f"job-{i}", Load(jobs=1, prompt_tokens=100), 1000.0)
+    assert ledger.since("p", 1000.0).prompt_tokens == 1000
+    clock.advance(0.4)
+    assert ledger.since("p", 1000.0).prompt_tokens == 600
+    clock.advance(0.6)
+    assert ledger.since("p", 1000.0).prompt_tokens == 0
