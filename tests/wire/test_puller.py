@@ -81,6 +81,36 @@ async def test_an_idle_lane_delivers_at_once_after_many_empty_pulls(provisioned_
         assert info["num_waiting"] == 0  # no orphan is left behind to claim the next job
 
 
+async def test_a_pull_may_wait_for_the_first_message(provisioned_bus: Bus):
+    async with puller_of(provisioned_bus) as puller:
+        assert await puller.pull(4, wait_s=0.05) == []
+        assert puller.trouble == ""
+        pull = asyncio.ensure_future(puller.pull(4, wait_s=50.0))
+        await eventually(lambda: waiting_pulls(provisioned_bus))
+        put_ids = await put(provisioned_bus, 1)
+        assert job_ids(await pull) == put_ids
+        assert await waiting_pulls(provisioned_bus) == 0
+        put_ids = await put(provisioned_bus, 3)
+        assert job_ids(await puller.pull(2, wait_s=50.0)) == put_ids[:2]
+        assert job_ids(await puller.pull(2, wait_s=50.0)) == put_ids[2:]
+
+
+async def test_a_pull_after_a_bell_finds_the_message(nats_server: LocalNats, provisioned_bus: Bus):
+    """A pull that does not wait misses about one in 800: the bell is quicker than the consumer."""
+    async with (
+        connected(nats_server, "worker") as worker,
+        Bell(worker, REGION, POOL) as bell,
+        puller_of(worker) as puller,
+    ):
+        for _ in range(1000):
+            bell.ring.clear()
+            door = asyncio.ensure_future(put(provisioned_bus, 1))
+            await bell.ring.wait()
+            (delivery,) = await puller.pull(1, wait_s=5.0)
+            await delivery.ack()
+            await door
+
+
 async def test_acknowledgements_do_what_they_say(provisioned_bus: Bus):
     await put(provisioned_bus, 4)
     async with puller_of(provisioned_bus) as puller:

@@ -89,7 +89,7 @@ _ack_decoder = msgspec.json.Decoder(_PubAck)
 class Bus:
     """One connection. All methods may be called concurrently from the loop that connected."""
 
-    def __init__(self, client: Client, name: str, timeout_s: float = 2.0) -> None:
+    def __init__(self, client: Client, name: str, timeout_s: float) -> None:
         self.nc = client
         self.js: JetStreamContext = client.jetstream()
         self.name = name
@@ -309,11 +309,18 @@ class Bus:
         self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
     ) -> Subscription:
         """A core subscription; callbacks run one after the other, so they must only hand over."""
-        return await self.nc.subscribe(subject, queue=queue, cb=callback)
+        return await self._in_place(await self.nc.subscribe(subject, queue=queue, cb=callback))
 
     async def listen(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
         """A core subscription whose plain function is called straight from the read loop: the fastest way in."""
-        return await listen(self.nc, subject, handler, queue)
+        return await self._in_place(await listen(self.nc, subject, handler, queue))
+
+    async def _in_place(self, subscription: Subscription) -> Subscription:
+        """Waits until the server knows it: what another connection publishes from now on is heard."""
+        if self.nc.is_connected:
+            with contextlib.suppress(nats.errors.Error):
+                await self.nc.flush(timeout=max(1, round(self._timeout_s)))
+        return subscription
 
     async def unsubscribe(self, subscription: Subscription | None) -> None:
         """Ends a subscription, whatever state the connection is in."""

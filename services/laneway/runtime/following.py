@@ -11,13 +11,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import nats.errors
 import structlog
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from laneway.runtime.bus import ApiError, Bus, BusError
-from laneway.runtime.headers import STATUS, AckSubject
+from laneway.runtime.headers import CONSUMER_STALLED, STATUS, AckSubject
 
 HEARTBEAT_S = 2.0
 RETRY_S = 0.5
@@ -92,9 +91,11 @@ class _Follower:
                 await self._reopen()
                 continue
             if msg.headers is not None and msg.headers.get(STATUS) == "100":
-                if msg.reply:  # flow control: answered once all before it has been taken
-                    with contextlib.suppress(nats.errors.Error):
-                        await self._bus.nc.publish(msg.reply)
+                # Flow control is answered once all before it has been taken; a heartbeat repeats a lost question.
+                question = msg.reply or msg.headers.get(CONSUMER_STALLED, "")
+                if question:
+                    with contextlib.suppress(BusError):
+                        await self._bus.emit(question, b"")
                 continue
             position = AckSubject.parse(msg.reply)
             if position.consumer_sequence != self._consumer_sequence + 1:

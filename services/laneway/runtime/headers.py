@@ -17,6 +17,7 @@ SCHEDULE = "Nats-Schedule"
 SCHEDULE_TARGET = "Nats-Schedule-Target"
 SCHEDULE_NEXT = "Nats-Schedule-Next"
 SCHEDULER = "Nats-Scheduler"
+CONSUMER_STALLED = "Nats-Consumer-Stalled"
 # In direct gets and republished copies.
 SEQUENCE = "Nats-Sequence"
 SUBJECT = "Nats-Subject"

@@ -24,7 +24,7 @@ from laneway.core import subjects
 from laneway.core.job import LaneJob
 from laneway.core.lanes import Lane
 from laneway.runtime.bells import Bell
-from laneway.runtime.bus import Bus
+from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.headers import DESCRIPTION, STATUS, AckSubject
 from laneway.runtime.wire.records import decode_lane_job
 
@@ -34,6 +34,8 @@ PULL_TIMEOUT_S = 2.0
 # Once something came, a pause this long ends the pull: at max_ack_pending the server stops without a word, and what
 # came must not wait for what does not.
 QUIET_S = 0.05
+# After a bell: its copy of a message may be heard before the consumer counts the message (one pull in 800).
+RING_WAIT_S = 0.02
 DRAIN_TIMEOUT_S = 0.5
 _NS = 1_000_000_000
 
@@ -125,20 +127,21 @@ class Puller:
         self.trouble = trouble
         self._changed.set()
 
-    async def pull(self, batch: int, *, timeout_s: float = PULL_TIMEOUT_S) -> list[Delivery]:
+    async def pull(self, batch: int, *, timeout_s: float = PULL_TIMEOUT_S, wait_s: float = 0.0) -> list[Delivery]:
         """At most `batch` messages that are there now. Never raises for what NATS does: see `trouble`.
 
-        Deliveries that came after an earlier pull had given up are given first.
+        While there is none, the server waits up to `wait_s` for the first. Deliveries that came after an earlier pull
+        had given up are given first.
         """
         assert batch > 0
         if self._subscription is None:
             raise RuntimeError("the puller is not started, or closed")
         assert not self._current, "one pull at a time"
         if len(self._arrived) < batch:
-            await self._request(batch - len(self._arrived), batch, timeout_s)
+            await self._request(batch - len(self._arrived), batch, timeout_s + wait_s, wait_s)
         return self._take(batch)
 
-    async def _request(self, missing: int, batch: int, timeout_s: float) -> None:
+    async def _request(self, missing: int, batch: int, timeout_s: float, wait_s: float) -> None:
         if not self._bus.connected:
             self.trouble = "there is no connection to NATS"
             return
@@ -148,7 +151,8 @@ class Puller:
         before, timed_out = len(self._arrived), False
         loop = asyncio.get_running_loop()
         try:
-            body = b'{"batch":%d,"no_wait":true}' % missing
+            expires = b',"expires":%d' % round(wait_s * _NS) if wait_s > 0.0 else b""
+            body = b'{"batch":%d,"no_wait":true%b}' % (missing, expires)
             await self._bus.nc.publish(self._request_subject, body, reply=self._current)
             async with asyncio.timeout(timeout_s) as limit:
                 while not self._ended and len(self._arrived) < batch:
@@ -203,7 +207,7 @@ class Puller:
         subscription, self._subscription = self._subscription, None
         await self._drain(subscription)
         for delivery in self._take(len(self._arrived)):
-            with contextlib.suppress(nats.errors.Error):
+            with contextlib.suppress(BusError):
                 await delivery.nak()
 
     async def __aenter__(self) -> Self:
