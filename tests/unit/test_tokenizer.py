@@ -3,6 +3,7 @@
 import json
 import struct
 import zipfile
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -243,7 +244,7 @@ def test_a_tokenizer_that_is_not_there_is_a_wrong_setting(spec):
         load_tokenizer(spec)
 
 
-def gguf(pairs: dict[str, object], tensors: tuple[int, ...] = ()) -> bytes:
+def gguf(pairs: Mapping[str, str | int | list[str] | list[int]], tensors: tuple[int, ...] = ()) -> bytes:
     def text(s: str) -> bytes:
         return struct.pack("<Q", len(s.encode())) + s.encode()
 
@@ -291,7 +292,7 @@ class TestGguf:
         [({"tokenizer.ggml.model": "llama"}, "llama"), ({"tokenizer.ggml.pre": "other"}, "tokenizer.json")],
     )
     def test_a_kind_of_tokenizer_that_we_cannot_read_is_named(self, tmp_path, change, word):
-        pairs = {
+        pairs: dict[str, str | int | list[str] | list[int]] = {
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.tokens": ["a", "b", "ab"],
             "tokenizer.ggml.token_type": [1, 1, 1],
@@ -299,7 +300,7 @@ class TestGguf:
             "tokenizer.ggml.eos_token_id": 0,
         }
         path = tmp_path / "m.gguf"
-        path.write_bytes(gguf(pairs | change))
+        path.write_bytes(gguf({**pairs, **change}))
         with pytest.raises(ConfigError, match=word):
             load_tokenizer(str(path))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -180,7 +181,8 @@ class OpenVinoEngine:
             ids = openvino.Tensor(numpy.array([request.prompt_ids], dtype=numpy.int64))
             try:
                 handle = self._pipeline.add_request(request.id, ids, self._config(request))
-            except RuntimeError:
+            except RuntimeError as error:
+                print(f"add_request: {error}", file=sys.stderr)  # into the worker's log; never to the caller
                 out.append(_failed(request.id, "the engine refused the request's sampling parameters"))
             else:
                 self._running[request.id] = _Running(request, handle)
@@ -238,10 +240,13 @@ class OpenVinoEngine:
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = request.max_tokens
         config.min_new_tokens = min(request.min_tokens, request.max_tokens)
-        config.ignore_eos = request.ignore_eos
-        ends = set() if request.ignore_eos else set(self._eos_ids)
-        config.stop_token_ids = ends | set(request.stop_token_ids)
-        config.eos_token_id = self._main_eos_id
+        stops = set(request.stop_token_ids) if request.ignore_eos else self._eos_ids | set(request.stop_token_ids)
+        if stops:
+            # Its own ignore_eos refuses stop ids beside it; but what is not in this set stops nothing anyway.
+            config.stop_token_ids = stops
+            config.eos_token_id = self._main_eos_id if self._main_eos_id in stops else min(stops)
+        else:
+            config.ignore_eos = True
         config.logprobs = 1 if request.logprobs else 0
         config.do_sample = request.temperature >= TEMPERATURE_MIN
         if config.do_sample:

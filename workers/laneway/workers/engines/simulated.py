@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -251,10 +252,12 @@ class SimulatedEngine:
         start_s = self._ended_s if now_s - self._ended_s < self.CATCH_UP_S else now_s
         try:
             outcome = self._core.step(start_s)
-        except InjectedCrash:
+        except InjectedCrash as fault:
+            print(f"crashing: {fault}", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
             raise
-        except InjectedHang:
+        except InjectedHang as fault:
+            print(f"hanging: {fault}", file=sys.stderr, flush=True)
             threading.Event().wait()
             raise
         self._ended_s = outcome.ends_s
