@@ -11,14 +11,17 @@ import pytest
 from laneway.core import job as jobs
 from laneway.core import subjects
 from laneway.core.errors import Code
-from laneway.core.fleet import Plan
+from laneway.core.fleet import Plan, WorkerState
 from laneway.core.job import JobError, Sampling
 from laneway.core.lanes import JobState, Lane, OnDisconnect, Phase
 from laneway.runtime.clock import SystemClock
+from laneway.runtime.exception_groups import leaf_errors
+from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.plans import PlanPublisher
 from laneway.runtime.records import StoredRecord
 from laneway.v1 import bus_pb2
+from laneway.workers.engine_keeper import WorkerBroken
 from tests.support.nats import REGION, TENANT, eventually, make_record
 from tests.support.worker import ByteDoor, RunningWorker, Yard, yard
 
@@ -253,6 +256,37 @@ async def test_a_job_that_kills_engines_is_given_up_and_takes_nobody_with_it(nat
         assert bad.starts - bad.clean == 3
         assert all(record.state is JobState.SUCCEEDED for record in others)
         await nothing_left(place)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+async def test_a_hung_engine_is_started_again(nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("laneway.workers.engines.host.CLOSE_GRACE_S", 0.1)
+    async with yard(nats_server, engine__fault_hang_step=5, worker__step_timeout_s=0.6) as place:
+        await place.start_worker()
+        hangs = await place.submit(max_tokens=50)
+        (record,) = await place.ended(hangs.record.job_id, timeout_s=60)
+        assert record.error is not None
+        assert record.error.reason == "POISON"
+        await nothing_left(place)
+
+
+async def test_a_worker_whose_engine_keeps_dying_says_so_and_ends(
+    nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("laneway.workers.engine_keeper.RESTARTS_MAX", 1)
+    async with yard(nats_server, engine__fault_crash_token_id=CRASH_ID) as place:
+        watcher = LeaseWatcher(place.bus, REGION, SystemClock())
+        await watcher.start()
+        running = await place.start_worker()
+        stored = await place.submit(prompt=(1, CRASH_ID))
+        await eventually(lambda: [lease.state for lease in watcher.live()] == [WorkerState.BROKEN])
+        with pytest.raises(ExceptionGroup) as raised:
+            await running.task
+        assert [type(leaf) for leaf in leaf_errors(raised.value)] == [WorkerBroken]
+        record = await place.record(stored.record.job_id)
+        assert (record.state, record.owner, record.starts) == (JobState.WAITING, "", 2)
+        await watcher.close()
 
 
 async def test_a_paused_lane_is_left_alone(nats_server: LocalNats):

@@ -113,3 +113,16 @@ async def test_gauges_are_recounts_and_end_with_their_worker(nats_server: LocalN
         assert 'laneway_worker_running_jobs{lane="batch",pool="chat-small"} 0.0' in exposition().decode()
         await place.workers[0].drain()
         assert "laneway_worker_running_jobs{" not in exposition().decode()
+
+
+async def test_a_priority_job_behind_400_batch_jobs_starts_before_any_further_batch_job(nats_server: LocalNats):
+    async with yard(nats_server, workers=1, model__slots=3, engine__pace_s=0.005) as place:
+        batch = [await place.submit(lane=Lane.BATCH, max_tokens=4) for _ in range(400)]
+        await eventually(lambda: place.workers[0].worker.rates.jobs_done > 20)
+        priority = await place.submit(max_tokens=4)
+        (first,) = await place.ended(priority.record.job_id)
+        records = [await place.record(job_id) for job_id in ids_of(batch)]
+        claimed_s = [record.timings.claimed_s for record in records if record.timings.claimed_s]
+        between = [at for at in claimed_s if priority.record.timings.created_s < at < first.timings.claimed_s]
+        assert len(between) <= 1, "only one whose pull was under way may come between"
+        assert len(claimed_s) < 400

@@ -19,7 +19,7 @@ import pytest
 from laneway.core.errors import Code
 from laneway.core.fleet import WorkerState
 from laneway.core.job import Sampling
-from laneway.core.lanes import JobState, Lane
+from laneway.core.lanes import JobState
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.local_nats import LocalNats
@@ -110,59 +110,61 @@ async def test_kill_9_of_a_worker_with_attached_callers_loses_no_token(nats_serv
         assert await eventually(place.lanes_empty)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
-async def test_jobs_of_a_worker_that_stops_renewing_are_taken_over_only_then(nats_server: LocalNats):
+async def test_a_stopped_worker_that_wakes_up_later_says_nothing_more(nats_server: LocalNats, tmp_path: Path):
     async with (
-        yard(nats_server, workers=1, engine__pace_s=0.01, nats__ack_wait_priority_s=1.0) as place,
+        yard(nats_server, engine__pace_s=0.02, nats__ack_wait_priority_s=1.0) as place,
         ByteDoor(place.bus) as door,
+        worker_process(place.settings, tmp_path / "ready.json") as apart,
     ):
-        ids = await streaming(place, door, 2, max_tokens=300)
+        ids = await streaming(place, door, 3, max_tokens=400)
         await eventually(lambda: all(len(door.ids(job_id)) > 10 for job_id in ids))
-        await place.workers[0].die()
-        await place.start_worker("taker")
+        os.kill(apart.process.pid, signal.SIGSTOP)
+        taker = await place.start_worker("taker")
+        await eventually(lambda: all(len(door.events[job_id]) > 1 for job_id in ids), 30)
+        os.kill(apart.process.pid, signal.SIGCONT)
         records = await place.ended(*ids, timeout_s=60)
-        assert all(record.state is JobState.SUCCEEDED and record.attempt == 2 for record in records)
-        await each_index_once(place, door, ids, 300)
+        assert {record.lineage[-1].owner for record in records} == {taker.id}
+        assert all(record.attempt == 2 for record in records)
+        await each_index_once(place, door, ids, 400)
+        later = await place.submit(max_tokens=4)
+        await place.ended(later.record.job_id)
 
 
 @pytest.mark.timeout(90)
-async def test_a_detached_job_starts_again_after_its_worker_died(nats_server: LocalNats):
-    async with yard(nats_server, workers=1, nats__ack_wait_batch_s=1.0) as place:
-        stored = await place.submit(lane=Lane.BATCH, max_tokens=2000)
-        await eventually(lambda: _running(place, stored.record.job_id))
-        await place.workers[0].die()
-        await place.start_worker("taker")
-        (record,) = await place.ended(stored.record.job_id, timeout_s=60)
-        assert record.state is JobState.SUCCEEDED
-        assert [a.start_index for a in record.lineage] == [0, 0]
-        assert record.starts - record.clean == 2
-
-
-async def _running(place: Yard, job_id: str) -> bool:
-    return (await place.record(job_id)).state is JobState.RUNNING
-
-
-@pytest.mark.timeout(90)
-async def test_what_cannot_be_resumed_soundly_ends_aborted(nats_server: LocalNats):
+async def test_what_becomes_of_each_kind_of_job_when_its_worker_stops_renewing(nats_server: LocalNats):
+    changes = {"ack_wait_priority_s": 1.0, "ack_wait_batch_s": 1.0}
     async with (
-        yard(nats_server, workers=1, engine__pace_s=0.01, nats__ack_wait_priority_s=1.0) as place,
+        yard(nats_server, workers=1, engine__pace_s=0.01, **{f"nats__{k}": v for k, v in changes.items()}) as place,
         ByteDoor(place.bus) as door,
     ):
-        seeded = Sampling(max_tokens=300, temperature=1.0, seed=5)
+        (plain,) = await streaming(place, door, 1, max_tokens=300)
+        (seeded,) = await streaming(place, door, 1, sampling=Sampling(max_tokens=300, temperature=1.0, seed=5))
         penalised = Sampling(max_tokens=300, temperature=0.0, repetition_penalty=1.2)
-        (first,) = await streaming(place, door, 1, sampling=seeded)
-        (second,) = await streaming(place, door, 1, sampling=penalised)
-        await eventually(lambda: len(door.ids(first)) > 10 and len(door.ids(second)) > 10)
+        (greedy,) = await streaming(place, door, 1, sampling=penalised)
+        await eventually(lambda: all(len(door.ids(job_id)) > 10 for job_id in (plain, seeded, greedy)))
+        detached = (await place.submit(max_tokens=300)).record.job_id
+        await eventually(lambda: _running(place, detached))
         await place.workers[0].die()
         await place.start_worker("taker")
-        unsound, rerun = await place.ended(first, second, timeout_s=60)
+        resumed, unsound, rerun, again = await place.ended(plain, seeded, greedy, detached, timeout_s=60)
+        assert resumed.state is JobState.SUCCEEDED
+        assert resumed.lineage[1].start_index > 10
         assert unsound.state is JobState.FAILED
         assert unsound.error is not None
         assert (unsound.error.code, unsound.error.reason) == (Code.ABORTED, "NOT_RESUMABLE")
         # The engine is exact and the sampling greedy: computed again, and sent from where the door was.
         assert rerun.state is JobState.SUCCEEDED
         assert rerun.lineage[1].start_index > 10
-        await each_index_once(place, door, [second], 300)
+        assert again.state is JobState.SUCCEEDED
+        assert [a.start_index for a in again.lineage] == [0, 0]
+        assert {record.starts - record.clean for record in (resumed, rerun, again)} == {2}
+        await each_index_once(place, door, [plain, greedy], 300)
+
+
+async def _running(place: Yard, job_id: str) -> bool:
+    return (await place.record(job_id)).state is JobState.RUNNING
 
 
 async def test_a_redelivery_alone_takes_nothing_from_a_living_owner(nats_server: LocalNats):

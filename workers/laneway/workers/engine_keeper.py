@@ -119,9 +119,7 @@ class EngineKeeper:
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(reason)
 
-    async def kill(self, reason: str) -> None:
-        """Ends an engine that hangs; it is started again."""
+    def give_up(self, reason: str) -> None:
+        """Takes an engine that hangs for dead: its sequences are lost, its process is ended, and a new one started."""
         _log.error("engine_hung", reason=reason)
-        if self._engine is not None:
-            await self._engine.close()
         self._sequences.on_closed(reason)

@@ -21,6 +21,7 @@ from laneway.core.lanes import FinishReason, Lane, OnDisconnect
 from laneway.runtime.bus import BusError
 from laneway.runtime.puller import Delivery
 from laneway.runtime.records import StoredRecord
+from laneway.workers import metrics
 from laneway.workers.ackwait import AckWait
 from laneway.workers.claims import Ack, Answer, Claims, Nak
 from laneway.workers.deliveries import answer, delivered_of, word_of
@@ -78,6 +79,7 @@ class JobRun:
         self._began_s = now_s
         self._spans = Spans()
         self._transcript = Transcript(bench.token_bytes, job.task)
+        self._replayed = 0  # tokens taken over from an earlier attempt
         self._expected: tuple[int, ...] = ()  # of a rerun: what an earlier attempt delivered
         self._outlets = Outlets(bench.emitter, self.job_id, now_s)
         self._offers: dict[str, Offer] = {}
@@ -181,6 +183,7 @@ class JobRun:
         if isinstance(plan, Rerun) or not plan.ids:
             return False
         self._transcript.replay(plan.ids)
+        self._replayed = len(self._transcript)
         if self._transcript.stopped:
             self._finish(FinishReason.STOP_STRING)
         elif len(plan.ids) >= self.job.task.sampling.max_tokens:
@@ -393,11 +396,13 @@ class JobRun:
         return self._transcript.result(reason, usage)
 
     def _measure(self, stored: StoredRecord) -> None:
-        rates, spans, transcript = self._bench.rates, self._spans, self._transcript
-        result = stored.record.result
-        if result is None:
+        if stored.record.result is None:
             return
-        uncached = len(self.job.task.prompt_ids) - transcript.cached_tokens
-        rates.prefilled(uncached, spans.prefill_s)
-        rates.decoded(len(transcript) - 1, spans.decode_s)
-        rates.finished(len(result.token_ids), self._bench.clock.monotonic() - self._began_s)
+        bench, spans, transcript = self._bench, self._spans, self._transcript
+        made = len(transcript) - self._replayed
+        uncached = len(self.job.task.prompt_ids) + self._replayed - transcript.cached_tokens
+        bench.rates.prefilled(uncached, spans.prefill_s)
+        bench.rates.decoded(made - 1, spans.decode_s)
+        bench.rates.finished(made, bench.clock.monotonic() - self._began_s)
+        metrics.TOKENS.labels(bench.pool.name, self.lane.value).inc(made)
+        metrics.PREFILL.labels(bench.pool.name, self.lane.value).observe(spans.prefill_s)

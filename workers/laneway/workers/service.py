@@ -90,6 +90,7 @@ class Worker:
         self._plans = PlanView(bus, region, lambda plan: self._room_changed())
         self._link = LinkWatch(bus, self._heard_again)
         self.emitter = Emitter(bus.emit, me, outgoing_bytes_max=options.outgoing_bytes)
+        self._dropped = 0  # token messages, as the metric has them
         self.sequences = Sequences(clock, self._look_at_lease, self._stepped)
         self.engine = EngineKeeper(make_engine, self.sequences, clock, self._engine_changed)
         records = RecordStore(bus, retention_s=options.retention_s, clock=clock)
@@ -230,7 +231,14 @@ class Worker:
                 for run in runs:
                     run.check_doors(now_s, self._control.heard_s)
             self._look_at_lease()
-            await self._check_engine(now_s)
+            self._check_engine(now_s)
+            self._count_dropped()
+
+    def _count_dropped(self) -> None:
+        dropped, self._dropped = self.emitter.dropped - self._dropped, self.emitter.dropped
+        if dropped:
+            metrics.DROPPED.labels(self._options.pool.name).inc(dropped)
+            _log.warning("token_messages_dropped", count=dropped)
 
     def _look_at_lease(self) -> None:
         """Without a lease nothing leaves; with it again, every run first makes sure that its job was not taken over."""
@@ -247,10 +255,10 @@ class Worker:
                 with contextlib.suppress(BusError):  # the next try is near, and a late one costs a redelivery
                     await run.delivery.progress()
 
-    async def _check_engine(self, now_s: float) -> None:
+    def _check_engine(self, now_s: float) -> None:
         live = len(self.sequences)
         if self._step_watch.hung(now_s, self._engine_steps(), has_work=live > 0):
-            await self.engine.kill(f"no step for {self._options.step_timeout_s:g} s with {live} sequences")
+            self.engine.give_up(f"no step for {self._options.step_timeout_s:g} s with {live} sequences")
 
     def _engine_steps(self) -> int:
         return self.sequences.stats().steps
