@@ -22,7 +22,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
-from laneway.core.errors import ConfigError, Unavailable
+from laneway.core.errors import ConfigError, LanewayError, Unavailable
+from laneway.runtime import metrics
 from laneway.runtime.bus_errors import (
     ApiError,
     BusError,
@@ -62,6 +63,9 @@ CLOSE_TIMEOUT_S = 2.0
 RECONNECT_S_MAX = 2.0
 
 _log = structlog.get_logger(__name__)
+_errors = metrics.counter("laneway_bus_errors_total", "Errors of NATS connections, refused permissions among them")
+_reconnects = metrics.counter("laneway_bus_reconnects_total", "Times a NATS connection was made again")
+_refused = metrics.counter("laneway_bus_publish_failures_total", "Publishes not acknowledged as stored", ("reason",))
 
 
 class _Refusal(msgspec.Struct):
@@ -94,7 +98,6 @@ class Bus:
         self.js: JetStreamContext = client.jetstream()
         self.name = name
         self._timeout_s = timeout_s
-        self.errors = 0  # asynchronous errors and refused permissions seen so far
         self.reconnects = 0
         self._requests: Requests
         self._up = asyncio.Event()
@@ -195,7 +198,7 @@ class Bus:
         return _register(self._disconnect_callbacks, callback)
 
     def _failed(self, error: Exception) -> None:
-        self.errors += 1
+        _errors.inc()
         if not self._closing:
             _log.warning("bus_error", bus=self.name, error=str(error) or type(error).__name__)
 
@@ -210,6 +213,7 @@ class Bus:
 
     async def _reconnected(self) -> None:
         self.reconnects += 1
+        _reconnects.inc()
         self._up.set()
         _log.info("bus_reconnected", bus=self.name, server=self._url())
         for callback in tuple(self._reconnect_callbacks):
@@ -240,6 +244,15 @@ class Bus:
         timeout_s: float | None = None,
     ) -> Stored:
         """As `store`, and says whether the server took the message for a duplicate."""
+        try:
+            return await self._publish(subject, payload, headers, timeout_s)
+        except LanewayError as error:
+            _refused.labels(error.reason).inc()
+            raise
+
+    async def _publish(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None, timeout_s: float | None
+    ) -> Stored:
         self._check_size(payload, headers)
         timeout_s = timeout_s or self._timeout_s
         await self.wait_connected(timeout_s)

@@ -37,7 +37,8 @@ from laneway.runtime.wire.records import decode_record, encode_record
 RETENTION_S = 86_400.0
 REFUSED_RETENTION_S = 3_600.0
 TTL_S_MAX = 90 * 86_400  # deadlines are at most 30 days away; a clock gone wrong must not make a record eternal
-CHANGE_ATTEMPTS = 8
+CREATE_ATTEMPTS = 5
+CHANGE_ATTEMPTS = 18  # about 9 s in all: a new stream leader takes 4 to 9 s
 
 _KEYED_TAIL = re.compile(r"-[a-z2-7]{26}\Z")
 
@@ -94,13 +95,18 @@ class RecordStore:
         RecordExists: the job has one, perhaps by an earlier try of the same request. PublishUnknown: try again with the
         same record, and see by RecordExists whether it was stored.
         """
-        try:
-            return await self.update(record, 0)
-        except WrongSequence:
-            stored = await self.get(record.region, record.tenant, record.job_id, leader=True)
-            if stored is None:  # it expired in between, or the other write is still on its way
-                raise
-            raise RecordExists(stored) from None
+        for attempt in range(CREATE_ATTEMPTS):
+            try:
+                return await self.update(record, 0)
+            except WrongSequence:
+                stored = await self.get(record.region, record.tenant, record.job_id, leader=True)
+                if stored is not None:
+                    raise RecordExists(stored) from None
+                # It expired in between, or the other write is still on its way through the replicas.
+                if attempt == CREATE_ATTEMPTS - 1:
+                    raise
+                await asyncio.sleep(0.05)
+        raise AssertionError("unreachable")
 
     async def update(self, record: JobRecord, expected_sequence: int) -> int:
         """Writes the record if its last write has the expected sequence. Raises WrongSequence, PublishUnknown."""

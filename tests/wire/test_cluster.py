@@ -1,0 +1,169 @@
+"""Three servers, three replicas: races across nodes, and the death of a stream's leader."""
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from laneway.core import subjects
+from laneway.core.job import claim
+from laneway.core.lanes import Lane
+from laneway.runtime.bus import Bus, BusError, WrongSequence
+from laneway.runtime.lanes import LaneStore, ReleaseOutcome
+from laneway.runtime.local_nats import LocalNats
+from laneway.runtime.provision import provision
+from laneway.runtime.puller import LanePuller
+from laneway.runtime.records import RecordExists, RecordStore
+from laneway.runtime.settings import NatsSettings
+from tests.support.nats import POOL, REGION, TENANT, eventually, make_job, make_record, small_catalogue
+
+pytestmark = [pytest.mark.wire, pytest.mark.slow]
+
+SIZE = 3
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.fixture
+async def servers(tmp_path: Path) -> AsyncIterator[list[LocalNats]]:
+    ports = free_ports(SIZE)
+    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                LocalNats(
+                    tmp_path / f"n{i}",
+                    extra_config=f"server_name: n{i}\n"
+                    f"cluster {{ name: test, listen: 127.0.0.1:{port}, routes: [{routes}], no_advertise: true }}\n",
+                )
+            )
+            for i, port in enumerate(ports)
+        ]
+
+
+@pytest.fixture
+async def buses(servers: list[LocalNats]) -> AsyncIterator[list[Bus]]:
+    """One connection beginning at each server."""
+    urls = [server.url for server in servers]
+    made: list[Bus] = []
+    for i in range(SIZE):
+        url = ",".join(urls[i:] + urls[:i])
+        settings = NatsSettings(url=url, reconnect_wait_s=0.02, request_timeout_s=0.8, connect_timeout_s=20.0)
+        made.append(await eventually(lambda settings=settings: try_to_connect(settings), 30.0))  # type: ignore[misc]  # bound now
+    settings = NatsSettings(replicas=SIZE)
+    async with asyncio.TaskGroup() as tasks:
+        for bus in made:
+            tasks.create_task(eventually_provisioned(bus, settings))
+    yield made
+    for bus in made:
+        await bus.close()
+
+
+async def try_to_connect(settings: NatsSettings) -> Bus | None:
+    try:
+        return await Bus.connect(settings, name="test")
+    except Exception:  # noqa: BLE001 - no meta leader yet: JetStream answers nothing or an error
+        return None
+
+
+async def eventually_provisioned(bus: Bus, settings: NatsSettings) -> None:
+    async def done() -> bool:
+        try:
+            await provision(bus, REGION, small_catalogue(), settings, ack_wait_s=settings.ack_wait_s)
+        except BusError:
+            return False
+        return True
+
+    await eventually(done, 30.0)
+
+
+async def test_of_claims_and_creates_across_nodes_one_wins(buses: list[Bus]):
+    stores = [RecordStore(bus) for bus in buses]
+    for _ in range(10):
+        record = make_record()
+        made = await asyncio.gather(*(store.create(record) for store in stores), return_exceptions=True)
+        (accepted,) = (outcome for outcome in made if isinstance(outcome, int))
+        assert sum(isinstance(outcome, RecordExists) for outcome in made) == SIZE - 1
+        claims = await asyncio.gather(
+            *(store.update(claim(record, f"w{i}", 1.0), accepted) for i, store in enumerate(stores * 3)),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(outcome, int) for outcome in claims) == 1
+        assert sum(isinstance(outcome, WrongSequence) for outcome in claims) == 3 * SIZE - 1
+
+
+async def test_concurrent_changes_across_nodes_all_take_place(buses: list[Bus]):
+    record = make_record()
+    stores = [RecordStore(bus) for bus in buses]
+    await stores[0].create(record)
+    await asyncio.gather(
+        *(
+            store.change(REGION, TENANT, record.job_id, lambda r: replace(r, checkpoint_index=r.checkpoint_index + 1))
+            for store in stores * 2
+        )
+    )
+    stored = await stores[0].get(REGION, TENANT, record.job_id, leader=True)
+    assert stored is not None
+    assert stored.record.checkpoint_index == 2 * SIZE
+
+
+async def test_releasers_on_three_nodes_make_one_copy(buses: list[Bus]):
+    stores = [LaneStore(bus, REGION) for bus in buses]
+    now_s = make_record().timings.created_s
+    parked = [
+        await stores[0].park(make_job(make_record(lane=Lane.BATCH)), 1, fire_at_s=now_s + 900.0, group="abcdefghij")
+        for _ in range(20)
+    ]
+    outcomes = await asyncio.gather(
+        *(store.release(subject, now_s=now_s, reason="race") for subject in parked for store in stores)
+    )
+    assert Counter(outcomes)[ReleaseOutcome.RELEASED] == len(parked)
+    async with LanePuller(buses[1], REGION, Lane.BATCH, POOL) as puller:
+        delivered = [delivery.job.record.job_id for delivery in await puller.pull(100)]
+    assert sorted(delivered) == sorted(subject.job for subject in parked)
+
+
+async def test_the_death_of_the_leaders_node_loses_no_job_and_no_write(servers: list[LocalNats], buses: list[Bus]):
+    info = await buses[0].api(f"STREAM.INFO.{subjects.lane_stream(REGION, Lane.BATCH)}", {})
+    victim = int(info["cluster"]["leader"].removeprefix("n"))
+    bus = buses[(victim + 1) % SIZE]
+    records, lanes = RecordStore(bus), LaneStore(bus, REGION)
+    record = make_record(lane=Lane.BATCH)
+    await records.create(record)
+    put = {record.job_id}
+    await lanes.put_ready(make_job(record), 1)
+    async with LanePuller(bus, REGION, Lane.BATCH, POOL) as puller:
+        await servers[victim].kill()
+        change = asyncio.ensure_future(records.change(REGION, TENANT, record.job_id, lambda r: claim(r, "w", 1.0)))
+
+        async def put_another() -> bool:
+            another = make_record(lane=Lane.BATCH)
+            try:
+                await lanes.put_ready(make_job(another), 1)
+            except BusError:
+                return False
+            put.add(another.job_id)
+            return True
+
+        await eventually(put_another, 40.0)
+        assert (await change).record.attempt == 1
+        got: set[str] = set()
+
+        async def pulled() -> bool:
+            got.update(delivery.job.record.job_id for delivery in await puller.pull(10))
+            return put <= got
+
+        await eventually(pulled, 40.0)
