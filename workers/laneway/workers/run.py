@@ -8,57 +8,35 @@ or lost its job. One task runs `run`; everything else is called on the event loo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from laneway.core import job as jobs
-from laneway.core.catalogue import Pool
-from laneway.core.clock import Clock
 from laneway.core.job import LaneJob, Result, Usage
-from laneway.core.lanes import FinishReason, Lane, OnDisconnect
+from laneway.core.lanes import FinishReason, OnDisconnect
 from laneway.runtime.bus import BusError
 from laneway.runtime.puller import Delivery
 from laneway.runtime.records import StoredRecord
 from laneway.workers import metrics
 from laneway.workers.ackwait import AckWait
-from laneway.workers.claims import Ack, Answer, Claims, Nak
+from laneway.workers.bench import Bench
+from laneway.workers.claims import Ack, Answer, Nak
 from laneway.workers.deliveries import answer, delivered_of, word_of
-from laneway.workers.emitter import Emitter
-from laneway.workers.endings import Endings
 from laneway.workers.engine_requests import request_of
 from laneway.workers.engines.protocol import SequenceStep
 from laneway.workers.ledger import Seat
 from laneway.workers.messages import Attachment
 from laneway.workers.outcomes import Kind, Outcome, Spans, delay_s, ended
 from laneway.workers.outlets import Outlets
-from laneway.workers.rates import Rates
 from laneway.workers.resume import Continue, Offer, Rerun, Unsound, plan_resume
-from laneway.workers.sequences import EngineDown, LiveSequence, Sequences
+from laneway.workers.sequences import EngineDown, LiveSequence
 from laneway.workers.transcript import Transcript
 
 ATTACH_WAIT_S = 0.2  # a taker waits so long for doors to say what they delivered
 DOOR_SILENCE_S = 3.0  # a door not heard of for so long is dead: three beats
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What all runs of a worker work with."""
-
-    worker_id: str
-    pool: Pool
-    exact: bool  # the engine gives the same greedy answer alone, batched and again
-    clock: Clock
-    ack_wait_s: Mapping[Lane, float]
-    token_bytes: Callable[[int], bytes]
-    claims: Claims
-    endings: Endings
-    emitter: Emitter
-    sequences: Sequences
-    rates: Rates
 
 
 class JobRun:

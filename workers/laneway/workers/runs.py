@@ -12,10 +12,11 @@ from laneway.core.job import LaneJob
 from laneway.core.lanes import LANES, Lane
 from laneway.runtime.puller import Delivery
 from laneway.workers import metrics
+from laneway.workers.bench import Bench
 from laneway.workers.deliveries import delivered_of, unreadable_of
 from laneway.workers.disposal import Disposal
 from laneway.workers.ledger import Seats
-from laneway.workers.run import Bench, JobRun
+from laneway.workers.run import JobRun
 from laneway.workers.suspects import Suspects
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]

@@ -29,6 +29,7 @@ from laneway.runtime.plans import PlanView
 from laneway.runtime.puller import LanePuller
 from laneway.runtime.records import RecordStore
 from laneway.workers import metrics
+from laneway.workers.bench import Bench
 from laneway.workers.claims import Claims
 from laneway.workers.control import Control
 from laneway.workers.disposal import Disposal
@@ -39,7 +40,6 @@ from laneway.workers.engines.protocol import Engine
 from laneway.workers.ledger import Seats
 from laneway.workers.pulling import PullLoop
 from laneway.workers.rates import Rates
-from laneway.workers.run import Bench
 from laneway.workers.runs import Runs
 from laneway.workers.sequences import Sequences
 from laneway.workers.step_watch import StepWatch

@@ -1,0 +1,32 @@
+"""What all runs of a worker work with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from laneway.core.catalogue import Pool
+from laneway.core.clock import Clock
+from laneway.core.lanes import Lane
+from laneway.workers.claims import Claims
+from laneway.workers.emitter import Emitter
+from laneway.workers.endings import Endings
+from laneway.workers.rates import Rates
+from laneway.workers.sequences import Sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Shared by the runs, owned by the worker."""
+
+    worker_id: str
+    pool: Pool
+    exact: bool  # the engine gives the same greedy answer alone, batched and again
+    clock: Clock
+    ack_wait_s: Mapping[Lane, float]
+    token_bytes: Callable[[int], bytes]
+    claims: Claims
+    endings: Endings
+    emitter: Emitter
+    sequences: Sequences
+    rates: Rates
