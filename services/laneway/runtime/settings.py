@@ -155,7 +155,7 @@ class LaneDefaults(Section, frozen=True):
 
 
 class PolicySettings(Section, frozen=True):
-    """Parameters of the pure policy; reference values and their sources are in docs/policy.md. Reloads live."""
+    """Parameters of the pure policy; docs/policy.md says what each does."""
 
     priority: LaneDefaults = LaneDefaults(ttft_target_s=1.0, tpot_target_s=0.1, deadline_s=60.0)
     deferrable: LaneDefaults = LaneDefaults(ttft_target_s=600.0, tpot_target_s=1.0, deadline_s=3600.0)
