@@ -156,6 +156,11 @@ def ingest(region: str, lane: Lane, tenant: str) -> str:
     return _join("ingest", region, lane.value, tenant)
 
 
+def ingest_filter(region: str) -> str:
+    """Every lane and tenant. A publish to a subject of another shape finds no stream, and its producer hears so."""
+    return _join("ingest", region, "*", "*")
+
+
 def ingest_parts(subject: str) -> tuple[str, str, str]:
     """(region, lane word, tenant) of an ingest subject."""
     _, region, lane, tenant = subject.split(".")

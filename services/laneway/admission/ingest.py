@@ -114,15 +114,23 @@ class Ingest:
         except Exception as error:
             # The edge of this front: a message that makes us fail must neither stop the others nor come for ever.
             log.exception("ingest_failed", sequence=delivery.stream_sequence, deliveries=delivery.deliveries)
+            await self._put_aside(delivery, type(error).__name__)
+
+    async def _put_aside(self, delivery: Delivery, why: str) -> None:
+        """A message that made us fail: again later, or its last verdict. Whatever fails here is tried again too."""
+        try:
             if delivery.deliveries < FAILURES_MAX:
                 await delivery.nak(PUT_OFF_S_MIN * 2**delivery.deliveries)
             else:
-                await delivery.term(f"failed {delivery.deliveries} times: {type(error).__name__}")
                 await self._give_up(delivery)
+                await delivery.term(f"failed {delivery.deliveries} times: {why}")
+        except Exception as error:  # noqa: BLE001 - as above: nothing that a message does may end the consumer
+            log.warning("ingest_not_put_aside", sequence=delivery.stream_sequence, error=repr(error))
 
     async def _settle(self, delivery: Delivery) -> None:
         _, lane_word, tenant = subjects.ingest_parts(delivery.subject)
-        if not ids.is_token(tenant):
+        if not ids.is_token(tenant):  # no verdict can be addressed to it
+            log.warning("ingest_tenant_invalid", sequence=delivery.stream_sequence)
             return await delivery.term("the subject's tenant is no token")
         arrival = _Arrival(tenant, await self._job_id(delivery.stream_sequence))
         try:

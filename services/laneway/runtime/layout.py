@@ -131,13 +131,13 @@ def _ack_pending_max(pool: Pool) -> int:
 def _ingest(region: str, settings: NatsSettings) -> StreamPlan:
     stream = _stream(
         subjects.ingest_stream(region),
-        [f"ingest.{region}.>"],
+        [subjects.ingest_filter(region)],
         retention="workqueue",
         discard="new",
         max_msgs=INGEST_MESSAGES_MAX,
         max_bytes=settings.ingest_bytes_max,
     )
-    admission = _consumer(INGEST_CONSUMER, f"ingest.{region}.>", INGEST_ACK_WAIT_S, 1024)
+    admission = _consumer(INGEST_CONSUMER, subjects.ingest_filter(region), INGEST_ACK_WAIT_S, 1024)
     return StreamPlan(stream.name, stream.config, {INGEST_CONSUMER: admission})
 
 
