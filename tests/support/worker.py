@@ -127,8 +127,18 @@ class Yard:
         assert ready.is_set(), "the worker did not become ready"
         return running
 
-    async def submit(self, record: JobRecord | None = None, *, copies: int = 1, **changes: Any) -> StoredRecord:
-        """A job in its ready lane. Changes: fields of the record, or `prompt`, `sampling` of the task."""
+    async def submit(
+        self,
+        record: JobRecord | None = None,
+        *,
+        copies: int = 1,
+        caller_at: ByteDoor | None = None,
+        **changes: Any,
+    ) -> StoredRecord:
+        """A job in its ready lane. Changes: fields of the record, or `prompt`, `sampling` of the task.
+
+        `caller_at`: a caller is attached there, and the door follows the job.
+        """
         prompt = tuple(changes.pop("prompt", b"Hello"))
         sampling = changes.pop("sampling", None)
         lane = changes.pop("lane", Lane.PRIORITY)
@@ -136,6 +146,9 @@ class Yard:
         max_tokens = changes.pop("max_tokens", sampling.max_tokens if sampling else 8)
         record = record or make_record(lane=lane, prompt_tokens=len(prompt), max_tokens=max_tokens, **changes)
         record = replace(record, contract=replace(record.contract, **contract))
+        if caller_at is not None:
+            record = replace(record, attached=True, door=caller_at.name)
+            caller_at.following[record.job_id] = 0
         job = LaneJob(record, GenerateTask(prompt, sampling or Sampling(max_tokens=max_tokens, temperature=0.0)))
         sequence = await self.records.create(record)
         for copy in range(copies):
@@ -296,8 +309,14 @@ class ByteDoor:
         return out
 
     def text(self, job_id: str) -> str:
-        """Of a stream without anything sent twice."""
-        return "".join(chunk.text for chunk in self.chunks(job_id))
+        """The text of the chunks that a door forwards; what was sent again is left out."""
+        out, next_index = "", 0
+        for chunk in self.chunks(job_id):
+            if chunk.first_index + len(chunk.token_ids) > next_index:
+                assert chunk.first_index == next_index
+                out += chunk.text
+                next_index += len(chunk.token_ids)
+        return out
 
 
 def ids_of(records: Sequence[StoredRecord]) -> list[str]:

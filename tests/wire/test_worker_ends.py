@@ -95,9 +95,8 @@ async def test_cancel_during_a_long_prefill(nats_server: LocalNats):
 
 async def test_cancel_while_decoding_is_answered_on_ev(nats_server: LocalNats):
     async with yard(nats_server, workers=1, model__slots=1) as place, ByteDoor(place.bus) as door:
-        stored = await place.submit(attached=True, door=door.name, max_tokens=2000)
+        stored = await place.submit(caller_at=door, max_tokens=2000)
         job_id = stored.record.job_id
-        door.following[job_id] = 0
         await eventually(lambda: len(door.ids(job_id)) >= 3)
         await cancel(place, job_id)
         last = await eventually(lambda: next((e for e in door.events[job_id] if e.record), None))
@@ -185,8 +184,7 @@ async def test_a_dead_door_cancels_or_keeps_by_contract(
 async def test_a_living_door_keeps_its_job(nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("laneway.workers.run.DOOR_SILENCE_S", 0.8)
     async with yard(nats_server, workers=1) as place, ByteDoor(place.bus) as door:
-        stored = await place.submit(attached=True, door=door.name, max_tokens=1000)
-        door.following[stored.record.job_id] = 0
+        stored = await place.submit(caller_at=door, max_tokens=1000)
         (record,) = await place.ended(stored.record.job_id)
         assert record.state is JobState.SUCCEEDED
         await eventually(lambda: len(door.ids(stored.record.job_id)) == 1000)
@@ -225,11 +223,8 @@ async def kill_engine(running: RunningWorker) -> None:
 
 async def test_kill_of_the_engine_process_gives_the_jobs_back_and_they_end(nats_server: LocalNats):
     async with yard(nats_server, workers=1) as place, ByteDoor(place.bus) as door:
-        stored = [
-            await place.submit(attached=True, door=door.name, max_tokens=200, prompt=f"{i}".encode()) for i in range(3)
-        ]
+        stored = [await place.submit(caller_at=door, max_tokens=200, prompt=f"{i}".encode()) for i in range(3)]
         ids = [s.record.job_id for s in stored]
-        door.following.update(dict.fromkeys(ids, 0))
         await eventually(lambda: all(len(door.ids(job_id)) > 10 for job_id in ids))
         await kill_engine(place.workers[0])
         records = await place.ended(*ids)

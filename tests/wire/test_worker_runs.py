@@ -17,7 +17,7 @@ from tests.support.worker import ByteDoor, ids_of, yard
 
 async def test_a_job_runs_and_its_stream_equals_its_result(nats_server: LocalNats):
     async with yard(nats_server, workers=1) as place, ByteDoor(place.bus) as door:
-        stored = await place.submit(attached=True, door=door.name, max_tokens=20)
+        stored = await place.submit(caller_at=door, max_tokens=20)
         job_id = stored.record.job_id
         (record,) = await place.ended(job_id)
         assert record.state is JobState.SUCCEEDED
@@ -67,7 +67,7 @@ async def test_a_stop_string_ends_the_answer_and_frees_the_engine(nats_server: L
         stop = record.result.text[10:13]
         wanted = record.result.text[: record.result.text.index(stop)]
         sampling = Sampling(max_tokens=64, temperature=0.0, stop=(stop,))
-        cut = await place.submit(sampling=sampling, attached=True, door=door.name)
+        cut = await place.submit(sampling=sampling, caller_at=door)
         (record,) = await place.ended(cut.record.job_id)
         assert record.result is not None
         assert record.result.finish_reason is FinishReason.STOP_STRING

@@ -69,11 +69,8 @@ async def worker_process(settings: Settings, ready_file: Path, name: str = "apar
 
 
 async def streaming(place: Yard, door: ByteDoor, count: int, **changes: Any) -> list[str]:
-    stored = [
-        await place.submit(attached=True, door=door.name, prompt=f"{i}?".encode(), **changes) for i in range(count)
-    ]
+    stored = [await place.submit(caller_at=door, prompt=f"{i}?".encode(), **changes) for i in range(count)]
     ids = ids_of(stored)
-    door.following.update(dict.fromkeys(ids, 0))
     return ids
 
 
