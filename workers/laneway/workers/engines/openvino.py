@@ -4,9 +4,10 @@ The pipeline holds at most as many sequences as the pool has slots; more wait he
 is queued and what runs can be told apart. Every request is checked before the pipeline sees it, and what the pipeline
 says of an error never reaches a caller: its texts carry paths of its sources.
 
-Facts of 2026.4.1 that this adapter rests on (tests hold them): `step` holds the GIL; dropping or cancelling a handle
-frees the sequence with the next step; an end token is the last of the generated ids; ids beyond the context length and
-outside the vocabulary are taken without a word; a request that does not fit the KV cache ends IGNORED.
+Facts of 2026.4.1 that this adapter rests on: `step` holds the GIL; dropping or cancelling a handle frees the sequence
+with the next step; an end token is the last of the generated ids; ids beyond the context length and outside the
+vocabulary are taken without a word; a request that does not fit the KV cache ends IGNORED, and running ones that
+outgrow it together are preempted and computed again, with the same ids in exact mode.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ from laneway.workers.engines.protocol import (
 BLOCK_TOKENS = 32  # of the CPU plugin's paged attention
 CHUNK_TOKENS = 128  # suits two cores: about 50 ms of stall for running streams
 MIN_P_MAX = 1.0 - 1e-6  # 1 itself is refused; either leaves the likeliest token alone
+# The library keeps these as 32-bit floats, where a smaller one may become 0, which it refuses.
+TOP_P_MIN = 1e-6  # leaves the likeliest token alone
+REPETITION_PENALTY_MIN = 1e-3
 TEMPERATURE_MIN = 1e-3  # below it, dividing logits by it overflows; it is greedy in all but name
 READABLE_TENSORS = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"})
 # Float32 for weights, activations and KV cache: sums do not depend on who else is in the batch.
@@ -123,6 +127,7 @@ class OpenVinoEngine:
         except RuntimeError as error:
             raise EngineStartError(_load_failure(path, meta)) from error
         self._main_eos_id = self._pipeline.get_config().eos_token_id
+        self._warm_up()
         self._capacity = EngineCapacity(
             slots=asked.slots,
             kv_tokens=blocks * BLOCK_TOKENS,
@@ -131,6 +136,21 @@ class OpenVinoEngine:
             block_tokens=BLOCK_TOKENS,
         )
         return self._capacity
+
+    def _warm_up(self) -> None:
+        """The first steps allocate the KV cache and choose kernels: over half a second that no caller should wait."""
+        config = openvino_genai.GenerationConfig(max_new_tokens=2, ignore_eos=True, do_sample=False)
+        tokens = min(self._chunk_tokens, self._asked.context_length - 2)
+        try:
+            handle = self._pipeline.add_request(0, _tensor((0,) * tokens), config)
+            while self._pipeline.has_non_finished_requests():
+                self._pipeline.step()
+        except RuntimeError as error:
+            raise EngineStartError(
+                f"OpenVINO GenAI could not run the model with a KV cache of {self._asked.kv_tokens} tokens; "
+                "its own message is in the worker's log. If it lacks memory, lower kv_tokens of the pool"
+            ) from error
+        del handle
 
     def add(self, request: EngineRequest) -> None:
         check_request(request, self._capacity)
@@ -173,14 +193,17 @@ class OpenVinoEngine:
         return out, self._stats()
 
     def close(self) -> None:
-        self._running.clear()
+        if self._running:
+            for running in self._running.values():
+                running.handle.cancel()
+            self._running.clear()
+            self._pipeline.step()  # frees their blocks; the pipeline complains of leaks otherwise
 
     def _admit(self, out: list[SequenceStep]) -> None:
         while self._queue and len(self._running) < self._capacity.slots:
             request = self._queue.popleft()
-            ids = openvino.Tensor(numpy.array([request.prompt_ids], dtype=numpy.int64))
             try:
-                handle = self._pipeline.add_request(request.id, ids, self._config(request))
+                handle = self._pipeline.add_request(request.id, _tensor(request.prompt_ids), self._config(request))
             except RuntimeError as error:
                 print(f"add_request: {error}", file=sys.stderr)  # into the worker's log; never to the caller
                 out.append(_failed(request.id, "the engine refused the request's sampling parameters"))
@@ -251,14 +274,14 @@ class OpenVinoEngine:
         config.do_sample = request.temperature >= TEMPERATURE_MIN
         if config.do_sample:
             config.temperature = request.temperature
-            config.top_p = 1.0 if request.top_p is None else request.top_p
+            config.top_p = 1.0 if request.top_p is None else max(TOP_P_MIN, request.top_p)
             if request.top_k is not None:
                 config.top_k = request.top_k
             if request.min_p is not None:
                 config.min_p = min(request.min_p, MIN_P_MAX)
             config.rng_seed = random.getrandbits(32)  # its default is the same for every request
         if request.repetition_penalty is not None:
-            config.repetition_penalty = request.repetition_penalty
+            config.repetition_penalty = max(REPETITION_PENALTY_MIN, request.repetition_penalty)
         if request.presence_penalty is not None:
             config.presence_penalty = request.presence_penalty
         if request.frequency_penalty is not None:
@@ -289,6 +312,10 @@ class OpenVinoEngine:
         if not path.exists():
             raise EngineStartError(f"there is no model file {path}; set model_file in engine_options")
         return path
+
+
+def _tensor(ids: tuple[int, ...]) -> openvino.Tensor:
+    return openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
 
 
 def _failed(request_id: int, message: str) -> SequenceStep:
