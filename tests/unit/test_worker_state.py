@@ -126,6 +126,12 @@ async def test_a_suspect_waits_until_it_is_alone_and_a_second_one_is_sent_away()
     assert not suspects.any
 
 
+async def test_a_suspect_does_not_keep_others_waiting_for_long():
+    suspects = Suspects(lambda run: 1, wait_s_max=0.01)
+    assert not await suspects.alone("suspect")
+    assert not suspects.any
+
+
 # --- rates -------------------------------------------------------------------------------------------
 
 
