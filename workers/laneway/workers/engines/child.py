@@ -16,6 +16,7 @@ import structlog
 
 from laneway.workers.engines.frames import Frames, Report
 
+HOST_MODULE = "laneway.workers.engines.host_main"  # what the process runs
 KILL_AFTER_S = 3.0  # a process whose socket has closed and that still runs
 STDERR_AFTER_S = 0.5  # for the last words of an ended process
 TAIL_LINES = 8
@@ -45,7 +46,7 @@ class EngineChild(asyncio.Protocol):
             child._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "laneway.workers.engines.host_main",
+                HOST_MODULE,
                 str(os.getpid()),
                 str(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
