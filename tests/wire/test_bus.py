@@ -3,12 +3,15 @@
 import asyncio
 from pathlib import Path
 
+import nats.errors
 import pytest
+from nats.aio.msg import Msg
 
 from laneway.core.errors import ConfigError, LaneSaturated, OutcomeUnknown, Unavailable
 from laneway.runtime.bus import (
     ApiError,
     Bus,
+    NoAnswer,
     NoStream,
     NotConnected,
     PayloadTooLarge,
@@ -194,6 +197,7 @@ async def test_a_callback_taken_off_is_not_called(nats_server: LocalNats):
     async with connected(nats_server) as bus:
         events: list[str] = []
         unregister = bus.on_reconnect(lambda: events.append("mine"))
+        bus.on_reconnect(lambda: events.append(str(1 // 0)))  # harms neither the others nor the connection
         bus.on_reconnect(lambda: events.append("other"))
         unregister()
         unregister()
@@ -216,15 +220,51 @@ async def test_a_handler_that_raises_harms_neither_the_connection_nor_later_mess
     await eventually(lambda: heard == [b"good"])
 
 
+@pytest.mark.parametrize("how", ["bus", "nats-py"])
+async def test_a_flush_that_timed_out_does_not_deafen_the_connection(nats_server: LocalNats, bus: Bus, how: str):
+    nats_server.pause()
+    with pytest.raises((NoAnswer, nats.errors.TimeoutError)):
+        await (bus.flush(0.1) if how == "bus" else bus.nc.flush(timeout=0.1))  # type: ignore[arg-type]  # a float will do
+    nats_server.resume()
+    for _ in range(3):
+        await bus.flush()
+        await bus.nc.flush()
+    assert bus.reconnects == 0
+
+
+async def test_a_subscription_that_returned_hears_what_others_publish(nats_server: LocalNats, bus: Bus):
+    heard: list[str] = []
+    async with connected(nats_server, "other") as other:
+        for i in range(50):
+            await bus.listen(f"a.{i}", lambda msg: heard.append(msg.subject))
+            await other.emit(f"a.{i}", b"")
+        await eventually(lambda: len(heard) == 50)
+
+
+async def test_draining_loses_nothing_that_is_on_its_way(nats_server: LocalNats, bus: Bus):
+    heard: list[bytes] = []
+    subscription = await bus.listen("a", lambda msg: heard.append(msg.data))
+    async with connected(nats_server, "other") as other:
+        for i in range(200):
+            await other.emit("a", str(i).encode())
+        await other.flush()
+        await bus.drain(subscription, 5.0)
+        assert len(heard) == 200
+        await other.emit("a", b"later")
+        await other.flush()
+        await bus.flush()
+        assert len(heard) == 200
+
+
 async def test_listeners_of_one_queue_share_the_messages(nats_server: LocalNats, bus: Bus):
     async with connected(nats_server, "other") as other:
         heard: list[bytes] = []
         for one in (bus, other):
             await one.listen("a", lambda msg: heard.append(msg.data), queue="q")
-            await one.nc.flush()
+            await one.flush()
         for i in range(20):
             await bus.emit("a", str(i).encode())
-        await bus.nc.flush()
+        await bus.flush()
         await eventually(lambda: len(heard) >= 20)
         assert sorted(heard) == sorted(str(i).encode() for i in range(20))
 
@@ -244,6 +284,20 @@ async def test_subscribe_takes_coroutine_callbacks(bus: Bus):
 
 async def test_server_time_is_ours_on_one_machine(bus: Bus):
     assert abs(await bus.server_skew_s()) < 5.0
+
+
+async def test_closing_a_connection_with_unsent_messages_to_a_dead_server_is_quiet(nats_server: LocalNats):
+    bus = await Bus.connect(nats_settings(nats_server), name="test")
+    await bus.subscribe("a", ignore)
+    await nats_server.kill()
+    await eventually(lambda: not bus.connected)
+    await bus.emit("a", b"unsent")
+    await bus.close()
+    assert bus.nc.is_closed
+    assert not bus.nc._subs
+
+
+async def ignore(msg: Msg) -> None: ...
 
 
 async def test_closing_is_quick_when_the_server_is_dead(nats_server: LocalNats):

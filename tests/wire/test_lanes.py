@@ -254,6 +254,19 @@ async def test_a_hundred_parked_jobs_are_rebuilt_from_their_subjects(lanes: Lane
     assert {p.due_ms - 2_000_000_000_250 for p in wanted[Lane.BATCH]} == {i * 1000 for i in range(50)}
 
 
+async def test_a_stray_message_hides_no_parked_job(provisioned_bus: Bus, lanes: LaneStore):
+    await provisioned_bus.store(f"park.{REGION}.batch.stray", b"x")
+    subject = await park(lanes, make_record(lane=Lane.BATCH))
+    assert await lanes.parked(Lane.BATCH) == [subject]
+
+
+async def test_a_message_without_a_schedule_does_not_count_as_parked(provisioned_bus: Bus, lanes: LaneStore):
+    subject = await park(lanes, make_record(lane=Lane.BATCH))
+    await provisioned_bus.store(str(subject), b"x")
+    assert await lanes.release(subject, now_s=now_s(), reason="sweep") is ReleaseOutcome.GONE
+    assert await lanes.restagger(subject, now_s() + 900.0, now_s=now_s()) is ReleaseOutcome.GONE
+
+
 async def test_a_release_of_unknown_outcome_is_safe_to_repeat(nats_server: LocalNats, catalogue):
     async with connected(nats_server) as bus, connected(nats_server, request_timeout_s=0.2) as hasty:
         await provision_region(bus, catalogue)

@@ -54,7 +54,7 @@ async def test_a_worker_is_alive_until_it_was_silent_for_a_lease(
     clock.advance(LEASE_S - 0.01)
     assert (watcher.alive("w"), keeper.held()) == (True, True)
     await keeper.renew()
-    await provisioned_bus.nc.flush()
+    await provisioned_bus.flush()
     clock.advance(LEASE_S - 0.01)
     assert (watcher.alive("w"), keeper.held()) == (True, True)
     clock.advance(0.02)

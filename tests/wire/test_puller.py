@@ -183,7 +183,7 @@ async def test_a_pull_that_was_given_up_claims_nothing_later(provisioned_bus: Bu
         assert await puller.pull(2, timeout_s=0.2) == []
         assert "max_ack_pending" in puller.trouble
         await first.ack()
-        await provisioned_bus.nc.flush()
+        await provisioned_bus.flush()
         # Had the pull stayed, it would hold the second job now, unknown to everybody.
         assert await depth(provisioned_bus) == LaneDepth(ready=2, running=0)
         assert len(await puller.pull(1)) == 1

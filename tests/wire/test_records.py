@@ -260,6 +260,14 @@ async def test_a_follower_sees_what_is_there_and_what_comes_also_after_a_restart
             assert (await anext(stream)).record == third
 
 
+async def test_a_follower_passes_over_what_it_cannot_read(provisioned_bus: Bus, records: RecordStore):
+    await provisioned_bus.store(subjects.record(REGION, TENANT, "later"), b"\xff\xff")
+    record = make_record()
+    await records.create(record)
+    async with records.follow(REGION, TENANT) as stream:
+        assert (await anext(stream)).record == record
+
+
 async def test_a_follower_loses_nothing_of_many(provisioned_bus: Bus, records: RecordStore):
     async with records.follow(REGION, TENANT) as stream:
         made = [make_record() for _ in range(500)]

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import nats.errors
 import structlog
-from nats.aio.client import Client, Server
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
-from laneway.core.errors import ConfigError, LanewayError, Unavailable
+from laneway.core.errors import ConfigError, LanewayError
 from laneway.runtime import metrics
 from laneway.runtime.bus_errors import (
     ApiError,
@@ -38,6 +36,7 @@ from laneway.runtime.bus_errors import (
     publish_error,
 )
 from laneway.runtime.clock import SystemClock
+from laneway.runtime.connecting import SafeClient, connect_failure, redial, secret
 from laneway.runtime.requests import Handler, Requests, listen
 from laneway.runtime.settings import NatsSettings
 
@@ -60,7 +59,6 @@ SERVER_VERSION_MIN = (2, 15)
 PAYLOAD_HEADROOM_BYTES = 4096  # for what the server adds: schedule, republish and direct-get headers
 API_PATIENCE = 2.5  # requests of the API may take longer than publishes by this factor
 CLOSE_TIMEOUT_S = 2.0
-RECONNECT_S_MAX = 2.0
 
 _log = structlog.get_logger(__name__)
 _errors = metrics.counter("laneway_bus_errors_total", "Errors of NATS connections, refused permissions among them")
@@ -108,7 +106,7 @@ class Bus:
     @classmethod
     async def connect(cls, settings: NatsSettings, *, name: str) -> Bus:
         """Connects and checks the server. ConfigError: mend the settings or the server; Unavailable: not reachable."""
-        client = Client()
+        client = SafeClient()
         bus = cls(client, name, settings.request_timeout_s)
         inbox_prefix = f"_INBOX_{name}"
         seen: list[Exception] = []
@@ -128,20 +126,20 @@ class Bus:
                     reconnected_cb=bus._reconnected,
                     closed_cb=bus._closed,
                     max_reconnect_attempts=-1,
-                    reconnect_to_server_handler=_redial(settings.reconnect_wait_s),
+                    reconnect_to_server_handler=redial(settings.reconnect_wait_s),
                     connect_timeout=max(1, round(settings.connect_timeout_s)),
                     ping_interval=settings.ping_interval_s,  # type: ignore[arg-type]  # slept as it is
                     max_outstanding_pings=2,
                     inbox_prefix=inbox_prefix,
                     user=settings.user or None,
-                    password=_secret(settings.password_file, "nats.password_file") or None,
-                    token=_secret(settings.token_file, "nats.token_file") or None,
+                    password=secret(settings.password_file, "nats.password_file") or None,
+                    token=secret(settings.token_file, "nats.token_file") or None,
                     user_credentials=settings.credentials_file or None,
                 )
         except (TimeoutError, OSError, nats.errors.Error) as error:
             bus._closing = True
             await client.close()
-            raise _connect_failure(settings.url, seen or [error]) from error
+            raise connect_failure(settings.url, seen or [error]) from error
         bus._requests = Requests(client, client.new_inbox())
         bus._up.set()
         try:
@@ -208,16 +206,14 @@ class Bus:
             _log.warning("bus_disconnected", bus=self.name)
         if hasattr(self, "_requests"):
             self._requests.fail_all(lambda: NoAnswer("the connection to NATS was lost"))
-        for callback in tuple(self._disconnect_callbacks):
-            callback()
+        _call_all(self._disconnect_callbacks)
 
     async def _reconnected(self) -> None:
         self.reconnects += 1
         _reconnects.inc()
         self._up.set()
         _log.info("bus_reconnected", bus=self.name, server=self._url())
-        for callback in tuple(self._reconnect_callbacks):
-            callback()
+        _call_all(self._reconnect_callbacks)
 
     async def _closed(self) -> None:
         self._up.set()  # who waits for a connection learns that there is none
@@ -331,9 +327,21 @@ class Bus:
     async def _in_place(self, subscription: Subscription) -> Subscription:
         """Waits until the server knows it: what another connection publishes from now on is heard."""
         if self.nc.is_connected:
-            with contextlib.suppress(nats.errors.Error):
-                await self.nc.flush(timeout=max(1, round(self._timeout_s)))
+            with contextlib.suppress(BusError):
+                await self.flush()
         return subscription
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Returns once the server has got all that was sent. Raises NoAnswer, NotConnected."""
+        try:
+            await self._requests.echo(timeout_s or self._timeout_s)
+        except nats.errors.Error as error:
+            raise NotConnected(f"flush: {error!r}") from error
+
+    async def drain(self, subscription: Subscription, timeout_s: float) -> None:
+        """Ends a subscription after what is on its way to it; it is ended also when that takes too long."""
+        with contextlib.suppress(BusError, nats.errors.Error):
+            await self._requests.drain(subscription, timeout_s)
 
     async def unsubscribe(self, subscription: Subscription | None) -> None:
         """Ends a subscription, whatever state the connection is in."""
@@ -357,9 +365,9 @@ class Bus:
         self._closing = True
         with contextlib.suppress(TimeoutError, nats.errors.Error):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                if self.nc.is_connected:
-                    with contextlib.suppress(nats.errors.Error):
-                        await self.nc.flush(timeout=1)
+                if self.nc.is_connected and hasattr(self, "_requests"):
+                    with contextlib.suppress(BusError):
+                        await self.flush(1.0)
                 await self.nc.close()
 
 
@@ -368,32 +376,9 @@ def _register(callbacks: list[Callable[[], None]], callback: Callable[[], None])
     return lambda: callbacks.remove(callback) if callback in callbacks else None
 
 
-def _redial(wait_s: float) -> Callable[[list[Server], dict[str, Any]], tuple[Server, float]]:
-    """Which server to dial next and after how long: the least tried, jittered so that clients do not return in step."""
-
-    def next_server(servers: list[Server], info: dict[str, Any]) -> tuple[Server, float]:
-        server = min(servers, key=lambda s: s.reconnects)
-        ceiling_s = min(RECONNECT_S_MAX, wait_s * 2 ** min(server.reconnects, 6))
-        return server, random.uniform(0.0, ceiling_s)
-
-    return next_server
-
-
-def _secret(path: str, setting: str) -> str:
-    if not path:
-        return ""
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}") from error
-
-
-def _connect_failure(url: str, seen: list[Exception]) -> Exception:
-    texts = [str(error) or type(error).__name__ for error in seen]
-    refused = next((text for text in texts if "authorization" in text.lower()), "")
-    text = refused or texts[-1]
-    if refused:
-        return ConfigError(
-            f"NATS at {url} refused our credentials; check nats.user, password_file, token_file ({text})"
-        )
-    return Unavailable(f"no NATS server answers at {url} ({text}); start one with `laneway up`, or set nats.url")
+def _call_all(callbacks: list[Callable[[], None]]) -> None:
+    for callback in tuple(callbacks):
+        try:
+            callback()
+        except Exception as error:  # noqa: BLE001 - raising here would end nats-py's reconnecting for good
+            _log.error("bus_callback_failed", error=repr(error), exc_info=error)

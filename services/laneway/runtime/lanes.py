@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
+import structlog
+
 from laneway.core import subjects
 from laneway.core.job import JobRecord, LaneJob
 from laneway.core.lanes import Lane
@@ -29,6 +31,8 @@ from laneway.runtime.headers import (
 )
 from laneway.runtime.reading import StoredMessage, last_from_leader, last_message, subject_list
 from laneway.runtime.wire.records import encode_lane_job
+
+_log = structlog.get_logger(__name__)
 
 # A schedule this close fires by itself; a release now would race with it.
 SCHEDULE_GUARD_S = 2.0
@@ -150,7 +154,7 @@ class LaneStore:
         found = await last_message(self._bus, stream, str(park))
         if found is None:  # a replica may be behind: only the leader can say that there is none
             found = await last_from_leader(self._bus, stream, str(park))
-        return _parked(found) if found else None
+        return _parked(found, park) if found else None
 
     # --- out of the lanes, and what is in them -------------------------------------------------------
 
@@ -183,7 +187,13 @@ class LaneStore:
         """All parked jobs of a lane. Pages are not one snapshot: jobs that come or go meanwhile may be missed."""
         stream = subjects.lane_stream(self._region, lane)
         found = await subject_list(self._bus, stream, subjects.park_filter(self._region, lane))
-        return [ParkSubject.parse(subject) for subject in found]
+        parked = []
+        for subject in found:
+            try:
+                parked.append(ParkSubject.parse(subject))
+            except ValueError:  # not ours; one stray message must not hide all jobs from a scheduler
+                _log.warning("park_subject_unreadable", subject=subject)
+        return parked
 
     async def depths(self, lane: Lane, pool: str) -> LaneDepth:
         stream = subjects.lane_stream(self._region, lane)
@@ -224,7 +234,12 @@ def _rfc3339(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _parked(message: StoredMessage) -> _Parked:
-    stamp = message.headers[SCHEDULE].removeprefix("@at ").strip()
+def _parked(message: StoredMessage, park: ParkSubject) -> _Parked | None:
+    stamp = message.headers.get(SCHEDULE, "").removeprefix("@at ").strip()
+    try:
+        fire_at_s = datetime.fromisoformat(stamp).timestamp()
+    except ValueError:  # no schedule, so not parked by us, and the server refuses to release it
+        _log.warning("parked_message_without_schedule", subject=str(park))
+        return None
     kept = {name: message.headers[name] for name in KEPT_HEADERS if name in message.headers}
-    return _Parked(message.data, message.sequence, datetime.fromisoformat(stamp).timestamp(), kept)
+    return _Parked(message.data, message.sequence, fire_at_s, kept)

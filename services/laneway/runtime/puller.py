@@ -26,6 +26,7 @@ from laneway.core.lanes import Lane
 from laneway.runtime.bells import Bell
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.headers import DESCRIPTION, STATUS, AckSubject
+from laneway.runtime.requests import listen
 from laneway.runtime.wire.records import decode_lane_job
 
 __all__ = ["Bell", "Delivery", "LanePuller"]
@@ -109,7 +110,8 @@ class Puller:
 
     async def _listen(self) -> None:
         self._inbox = self._bus.nc.new_inbox()
-        self._subscription = await self._bus.listen(f"{self._inbox}.*", self._receive)
+        # The pull itself goes the same way, after the subscription: no need to wait for the server.
+        self._subscription = await listen(self._bus.nc, f"{self._inbox}.*", self._receive)
 
     def _receive(self, msg: Msg) -> None:
         status = msg.headers.get(STATUS) if msg.headers is not None and not msg.data else None
@@ -180,18 +182,8 @@ class Puller:
         _log.warning("pull_abandoned", consumer=self._name, trouble=self.trouble)
         old = self._subscription
         await self._listen()
-        await self._drain(old)
-
-    async def _drain(self, subscription: Subscription | None) -> None:
-        if subscription is None or not self._bus.connected:
-            return
-        try:
-            async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                await subscription.drain()  # type: ignore[no-untyped-call]
-        except (nats.errors.Error, TimeoutError):
-            # The server does not answer. It was told to stop; forgetting the subscription keeps a reconnect from
-            # making it anew.
-            self._bus.nc._remove_sub(subscription._id)
+        if old is not None:
+            await self._bus.drain(old, DRAIN_TIMEOUT_S)
 
     def _take(self, batch: int) -> list[Delivery]:
         """The oldest of what arrived. Of several deliveries of one message only the newest can be acknowledged."""
@@ -205,7 +197,8 @@ class Puller:
         """Stops listening. What arrived and was not taken is given back at once."""
         self._unregister()
         subscription, self._subscription = self._subscription, None
-        await self._drain(subscription)
+        if subscription is not None:
+            await self._bus.drain(subscription, DRAIN_TIMEOUT_S)
         for delivery in self._take(len(self._arrived)):
             with contextlib.suppress(BusError):
                 await delivery.nak()

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
+import structlog
 from nats.aio.msg import Msg
 
 from laneway.core import subjects
@@ -32,11 +33,13 @@ from laneway.runtime.headers import (
     ack_sequence,
 )
 from laneway.runtime.reading import last_from_leader, last_message, subject_list
-from laneway.runtime.wire.records import decode_record, encode_record
+from laneway.runtime.wire.records import UnreadableMessage, decode_record, encode_record
 
 RETENTION_S = 86_400.0
 REFUSED_RETENTION_S = 3_600.0
 TTL_S_MAX = 90 * 86_400  # deadlines are at most 30 days away; a clock gone wrong must not make a record eternal
+_log = structlog.get_logger(__name__)
+
 CREATE_ATTEMPTS = 5
 CHANGE_ATTEMPTS = 18  # about 9 s in all: a new stream leader takes 4 to 9 s
 
@@ -212,7 +215,12 @@ class RecordStore:
 
             async def records() -> AsyncIterator[StoredRecord]:
                 async for msg in messages:
-                    yield StoredRecord(decode_record(msg.data), ack_sequence(msg.reply))
+                    try:
+                        record = decode_record(msg.data)
+                    except UnreadableMessage as error:  # of a later release: the others must still be seen
+                        _log.warning("record_unreadable", subject=msg.subject, error=str(error))
+                        continue
+                    yield StoredRecord(record, ack_sequence(msg.reply))
 
             yield records()
 

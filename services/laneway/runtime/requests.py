@@ -81,6 +81,35 @@ class Requests:
             raise NoStream(f"nothing serves {subject}")
         return msg
 
+    async def echo(self, timeout_s: float) -> None:
+        """A message to ourselves: all that was sent before has reached the server, and what it sent before has come.
+
+        Unlike nats-py's flush this may time out or be cancelled. Raises NoAnswer.
+        """
+        self._count += 1
+        subject = f"{self._prefix}{self._count}"
+        waiter: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[subject] = waiter
+        try:
+            await self._client.publish(subject, b"")
+            async with asyncio.timeout(timeout_s):
+                await waiter
+        except TimeoutError as error:
+            raise NoAnswer(f"no echo from NATS within {timeout_s} s") from error
+        finally:
+            self._waiting.pop(subject, None)
+
+    async def drain(self, subscription: Subscription, timeout_s: float) -> None:
+        """Ends a subscription without losing what is on its way. It is ended also where NoAnswer is raised."""
+        client = self._client
+        try:
+            if client.is_connected:
+                await client._send_unsubscribe(subscription._id)
+                await self.echo(timeout_s)
+        finally:
+            # Also keeps a reconnect from making it anew.
+            client._remove_sub(subscription._id)
+
     def fail_all(self, error: Callable[[], BusError]) -> None:
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting.values():

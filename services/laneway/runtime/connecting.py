@@ -1,0 +1,78 @@
+"""Connecting to NATS: the client with two of its faults mended, when to dial again, and what a failure means."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nats.aio.client import Client, Server
+
+from laneway.core.errors import ConfigError, Unavailable
+
+RECONNECT_S_MAX = 2.0
+
+
+class SafeClient(Client):
+    """nats-py's client, mended where a fault of 2.16.0 would take down the whole connection."""
+
+    async def _process_pong(self) -> None:
+        """Of a flush that timed out or was cancelled, the future cannot be resolved.
+
+        The original tries to; the error ends the read loop, and the connection looks alive and is deaf until enough
+        pings go unanswered.
+        """
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        """What is still to be sent cannot go to a dead socket.
+
+        The original lets that error through before it has ended subscriptions and their tasks.
+        """
+        if not self.is_connected:
+            self._forget_pending()
+        try:
+            await super()._close(status, do_cbs)
+        except OSError:
+            self._forget_pending()
+            self._status = Client.DISCONNECTED  # a closed client would not be closed again
+            await super()._close(status, do_cbs)
+
+    def _forget_pending(self) -> None:
+        self._pending = []
+        self._pending_data_size = 0
+
+
+def redial(wait_s: float) -> Callable[[list[Server], dict[str, Any]], tuple[Server, float]]:
+    """Which server to dial next and after how long: the least tried, jittered so that clients do not return in step."""
+
+    def next_server(servers: list[Server], info: dict[str, Any]) -> tuple[Server, float]:
+        server = min(servers, key=lambda s: s.reconnects)
+        ceiling_s = min(RECONNECT_S_MAX, wait_s * 2 ** min(server.reconnects, 6))
+        return server, random.uniform(0.0, ceiling_s)
+
+    return next_server
+
+
+def secret(path: str, setting: str) -> str:
+    if not path:
+        return ""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}") from error
+
+
+def connect_failure(url: str, seen: list[Exception]) -> Exception:
+    texts = [str(error) or type(error).__name__ for error in seen]
+    refused = next((text for text in texts if "authorization" in text.lower()), "")
+    text = refused or texts[-1]
+    if refused:
+        return ConfigError(
+            f"NATS at {url} refused our credentials; check nats.user, password_file, token_file ({text})"
+        )
+    return Unavailable(f"no NATS server answers at {url} ({text}); start one with `laneway up`, or set nats.url")

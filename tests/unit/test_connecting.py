@@ -1,0 +1,33 @@
+"""When a client dials again: later each time, jittered, and within a limit."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from nats.aio.client import Server
+
+from laneway.runtime.connecting import RECONNECT_S_MAX, redial
+
+
+@dataclass
+class Tried:
+    reconnects: int
+
+
+def pick(*reconnects: int) -> tuple[Any, float]:
+    servers = cast("list[Server]", [Tried(count) for count in reconnects])
+    return redial(0.1)(servers, {})
+
+
+def test_the_least_tried_server_is_next():
+    assert pick(3, 1, 2)[0].reconnects == 1
+
+
+def test_the_wait_grows_and_is_bounded():
+    for tries, ceiling_s in ((0, 0.1), (3, 0.8), (50, RECONNECT_S_MAX)):
+        waits = [pick(tries)[1] for _ in range(200)]
+        assert all(0.0 <= wait_s <= ceiling_s for wait_s in waits)
+        assert max(waits) > ceiling_s / 2
+
+
+def test_clients_do_not_return_in_step():
+    assert len({pick(2)[1] for _ in range(20)}) > 15
