@@ -138,19 +138,23 @@ class OpenVinoEngine:
         return self._capacity
 
     def _warm_up(self) -> None:
-        """The first steps allocate the KV cache and choose kernels: over half a second that no caller should wait."""
+        """The first steps allocate the KV cache and build kernels, for a second length of prompt once more.
+
+        Over a second (measured) that no caller should wait.
+        """
         config = openvino_genai.GenerationConfig(max_new_tokens=2, ignore_eos=True, do_sample=False)
-        tokens = min(self._chunk_tokens, self._asked.context_length - 2)
+        longest = min(self._chunk_tokens, self._asked.context_length - 2)
         try:
-            handle = self._pipeline.add_request(0, _tensor((0,) * tokens), config)
-            while self._pipeline.has_non_finished_requests():
-                self._pipeline.step()
+            for tokens in (longest, max(1, longest // 3)):
+                handle = self._pipeline.add_request(0, _tensor((0,) * tokens), config)
+                while self._pipeline.has_non_finished_requests():
+                    self._pipeline.step()
+                del handle  # held until here: dropping it cancels the request
         except RuntimeError as error:
             raise EngineStartError(
                 f"OpenVINO GenAI could not run the model with a KV cache of {self._asked.kv_tokens} tokens; "
                 "its own message is in the worker's log. If it lacks memory, lower kv_tokens of the pool"
             ) from error
-        del handle
 
     def add(self, request: EngineRequest) -> None:
         check_request(request, self._capacity)
