@@ -39,8 +39,8 @@ class ChatTemplate:
 
     def __init__(self, source: str, control_tokens: Sequence[str], *, bos_token: str = "", eos_token: str = "") -> None:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.globals.update(raise_exception=_raise_exception)
-        environment.filters.update(tojson=_tojson)
+        environment.globals["raise_exception"] = _raise_exception  # pyright: ignore[reportArgumentType]  # too narrow
+        environment.filters["tojson"] = _tojson
         try:
             self._template: Template = environment.from_string(source)
         except TemplateError as error:
