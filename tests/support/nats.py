@@ -87,7 +87,8 @@ async def connected(server: LocalNats, name: str = "test", **settings: Any) -> A
 
 
 def nats_settings(server: LocalNats, **settings: Any) -> NatsSettings:
-    return NatsSettings(**{"url": server.url, "reconnect_wait_s": 0.02, **settings})
+    values: dict[str, Any] = {"url": server.url, "reconnect_wait_s": 0.02, **settings}
+    return NatsSettings(**values)
 
 
 async def provision_region(bus: Bus, catalogue: Catalogue, region: str = REGION, **settings: Any) -> list[str]:

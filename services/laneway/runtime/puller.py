@@ -35,8 +35,6 @@ PULL_TIMEOUT_S = 2.0
 # Once something came, a pause this long ends the pull: at max_ack_pending the server stops without a word, and what
 # came must not wait for what does not.
 QUIET_S = 0.05
-# After a bell: its copy of a message may be heard before the consumer counts the message (one pull in 800).
-RING_WAIT_S = 0.02
 DRAIN_TIMEOUT_S = 0.5
 _NS = 1_000_000_000
 
@@ -132,8 +130,9 @@ class Puller:
     async def pull(self, batch: int, *, timeout_s: float = PULL_TIMEOUT_S, wait_s: float = 0.0) -> list[Delivery]:
         """At most `batch` messages that are there now. Never raises for what NATS does: see `trouble`.
 
-        While there is none, the server waits up to `wait_s` for the first. Deliveries that came after an earlier pull
-        had given up are given first.
+        While there is none, the server waits up to `wait_s` for the first. Without a wait, a pull right after a bell
+        finds nothing about once in 800: the bell's copy may be ahead of the consumer's count. Deliveries that came
+        after an earlier pull had given up are given first.
         """
         assert batch > 0
         if self._subscription is None:
