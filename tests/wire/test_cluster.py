@@ -63,7 +63,7 @@ async def buses(servers: list[LocalNats]) -> AsyncIterator[list[Bus]]:
         url = ",".join(urls[i:] + urls[:i])
         settings = NatsSettings(url=url, reconnect_wait_s=0.02, request_timeout_s=0.8, connect_timeout_s=20.0)
         made.append(await eventually(lambda settings=settings: try_to_connect(settings), 30.0))  # type: ignore[misc]  # bound now
-    settings = NatsSettings(replicas=SIZE)
+    settings = NatsSettings(replicas=3)
     async with asyncio.TaskGroup() as tasks:
         for bus in made:
             tasks.create_task(eventually_provisioned(bus, settings))
