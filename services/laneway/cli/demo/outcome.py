@@ -19,6 +19,7 @@ class Outcome:
     job_id: str = ""
     ends: int = 0  # how often it ended; a promise says once
     error: str = ""  # reason, when it did not succeed
+    refused: bool = False  # never accepted: nothing was promised
     ttft_s: float | None = None
     tpot_s: float | None = None
     stall_s: float | None = None
@@ -44,6 +45,7 @@ class Outcome:
 class LaneSummary:
     lane: Lane
     sent: int
+    refused: int
     succeeded: int
     in_time: int
     ttft_s: tuple[float, float, float] | None  # p50, p95, p99
@@ -81,6 +83,7 @@ def summarise(outcomes: Sequence[Outcome]) -> list[LaneSummary]:
             LaneSummary(
                 lane,
                 len(mine),
+                sum(o.refused for o in mine),
                 len(done),
                 sum(o.in_time for o in mine),
                 percentiles([o.ttft_s for o in done if o.ttft_s is not None]),
@@ -96,14 +99,17 @@ def broken_promises(result: RunResult) -> list[str]:
     """Each promise that was not kept, in one sentence; empty when all were."""
     broken = []
     for o in result.outcomes:
+        if o.refused:
+            continue
         if o.ends != 1:
             broken.append(f"{o.arrival.name} ended {o.ends} times instead of once")
         elif o.error:
             broken.append(f"{o.arrival.name} was accepted and ended with {o.error}")
     for row in summarise(result.outcomes):
         if row.lane is Lane.PRIORITY:
-            if row.sent and row.in_time / row.sent < TTFT_ATTAINMENT_MIN:
-                broken.append(f"priority kept its targets in {row.in_time} of {row.sent} requests")
+            accepted = row.sent - row.refused
+            if row.in_time < TTFT_ATTAINMENT_MIN * accepted:
+                broken.append(f"priority kept its targets in only {row.in_time} of {accepted} accepted requests")
         elif row.in_time < row.succeeded:
             broken.append(f"{row.lane.value} missed {row.succeeded - row.in_time} deadlines")
     return broken

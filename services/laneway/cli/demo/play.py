@@ -38,7 +38,7 @@ SLOTS = 6
 QUEUE_LENGTH = 8  # priority jobs that may wait beyond the slots
 FIFO_QUEUE_LENGTH = 1000
 LANEWAY_MODE = Mode("Laneway", single_lane=False)
-FIFO_MODE = Mode("one FIFO lane", single_lane=True)
+FIFO_MODE = Mode("FIFO", single_lane=True)
 
 
 def demo(*, fifo: bool = True, keep: bool = False) -> int:

@@ -71,15 +71,18 @@ class Traffic:
         except LanewayError as error:
             outcome.ends += 1
             outcome.error = error.reason
-            self._board.tell(f"{outcome.arrival.name} ended with {error.reason}: {error.message}")
+            outcome.refused = not outcome.job_id
+            word = "was refused" if outcome.refused else "ended"
+            self._board.tell(f"{outcome.arrival.name} {word}: {error.reason}, {error.message}")
         except TimeoutError:
             outcome.error = "NO_END"
         self._board.ended += 1
 
     async def _stream(self, outcome: Outcome) -> None:
         arrival = outcome.arrival
+        started_s = time.monotonic()
         async with self._client.generate(**self._fields(arrival)) as stream:
-            started_s = time.monotonic()
+            outcome.job_id = stream.job_id
             said, first = "", True
             async for chunk in stream:
                 if first:
@@ -88,7 +91,6 @@ class Traffic:
                 said += chunk.text
                 self._board.saying = f"{arrival.name}: {said}"
             finished = stream.finished
-        outcome.job_id = finished.job_id
         outcome.ends += 1
         outcome.ttft_s, outcome.tpot_s, outcome.stall_s = finished.ttft_s, finished.tpot_s, finished.stall_s
         outcome.completion_s, outcome.tokens = finished.total_s, finished.usage.completion_tokens
@@ -142,7 +144,7 @@ class Traffic:
         said = await answer
         outcome.job_id = said.job_id
         if said.HasField("error"):
-            outcome.ends, outcome.error = outcome.ends + 1, said.error.reason
+            outcome.ends, outcome.error, outcome.refused = outcome.ends + 1, said.error.reason, True
             return
         self._note(outcome, await self._client.wait(said.job_id))
 
