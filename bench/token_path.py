@@ -106,7 +106,6 @@ class Processes:
 
 async def measure(smoke: bool) -> Report:
     levels, rounds = ((1, 8), 1) if smoke else (LEVELS, ROUNDS)
-    settings = load_settings(flags={}, environ={})
     options = StackOptions(settings={"models": [MODEL], "process": {"log_level": "warning"}})
     rows: list[list[str]] = []
     figures: dict[str, float] = {}
