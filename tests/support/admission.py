@@ -61,10 +61,11 @@ def admission_settings(server: LocalNats, *, queue_length: int = 8, slots: int =
         max_tokens_default=16,
         load_s=2.0,
     )
+    options: dict[str, Any] = {"listen": "127.0.0.1:0", "beat_s": 0.2, "silence_s": 0.6, **admission}
     return Settings(
         nats=nats_settings(server),
         models=(model,),
-        admission=AdmissionSettings(**{"listen": "127.0.0.1:0", "beat_s": 0.2, "silence_s": 0.6, **admission}),
+        admission=AdmissionSettings(**options),
         process=ProcessSettings(drain_s=1.0),
     )
 
@@ -185,6 +186,13 @@ async def opening(call: Any) -> pb.Accepted:
     return event.accepted
 
 
+async def next_text(call: Any) -> str:
+    """The text of the next message of a stream, which must be a chunk."""
+    event = await call.read()
+    assert event.HasField("chunk"), event
+    return str(event.chunk.text)
+
+
 async def rest(call: Any) -> list[Any]:
     """What a stream still gives; `read` and `async for` must not be mixed on one call."""
     events = []
@@ -273,6 +281,8 @@ class PuppetWorker:
                 self.hints.append(job_id)
                 if self.answers_hints:
                     self._tasks.append(asyncio.ensure_future(self.answer_hint(job_id)))
+            case _:
+                pass
 
     async def answer_hint(self, job_id: str) -> None:
         event = messages.event(job_id, JobState.CANCELLED, 0, self.id)

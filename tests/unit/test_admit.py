@@ -48,6 +48,11 @@ def candidate(pool: Pool = POOL, prompt: int = 100, tokens: int = 50) -> Candida
     return Candidate(pool, prompt, tokens, tokens, tokens)
 
 
+def seconds(span_s: float | None) -> float:
+    assert span_s is not None
+    return span_s
+
+
 def decide(
     promised: Contract,
     *views: PoolView,
@@ -143,7 +148,7 @@ def test_a_queue_longer_than_the_target_refuses_until_it_shrinks():
     busy = replace(IDLE, free_slots=0, service_s=4.0, lanes=(LanePlan(Lane.PRIORITY, ready=10, running=8),))
     decision = decide(contract(), PoolView(busy))
     assert decision.refusal is LaneSaturated
-    assert decision.verdict.retry_after_s >= decision.verdict.ttft_eta_s - 1.0
+    assert seconds(decision.verdict.retry_after_s) >= seconds(decision.verdict.ttft_eta_s) - 1.0
     error = decision.error()
     assert error.reason == "LANE_SATURATED"
     assert error.facts["lane"] == "priority"
@@ -306,11 +311,11 @@ def test_what_is_accepted_is_feasible_and_what_is_refused_says_why(
         return
     assert storage is not None
     assert storage <= 0.8
-    assert NOW + verdict.completion_eta_s <= promised.deadline_s
-    assert NOW + verdict.ttft_eta_s >= not_before
+    assert NOW + seconds(verdict.completion_eta_s) <= promised.deadline_s
+    assert NOW + seconds(verdict.ttft_eta_s) >= not_before
     if lane is Lane.PRIORITY:
         assert decision.placement is Placement.READY
-        assert verdict.ttft_eta_s <= decision.contract.ttft_target_s
+        assert seconds(verdict.ttft_eta_s) <= decision.contract.ttft_target_s
         assert (small if decision.candidate.pool is POOL else strong).plan.workers
     if decision.placement is Placement.PARKED:
         assert decision.fire_at_s >= max(NOW, not_before)
@@ -322,7 +327,7 @@ def test_what_is_accepted_is_feasible_and_what_is_refused_says_why(
 @given(jitter=st.floats(0, 0.999999))
 def test_retry_times_spread_over_the_stated_range(jitter: float):
     decision = decide(contract(), PoolView(PoolPlan("chat-small")), jitter=jitter)
-    assert 0.8 * POOL.load_s <= decision.verdict.retry_after_s <= 1.3 * POOL.load_s
+    assert 0.8 * POOL.load_s <= seconds(decision.verdict.retry_after_s) <= 1.3 * POOL.load_s
 
 
 def test_the_context_holds_prompt_and_answer():

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from tests.support.admission import (
     error_of_call,
     gate,
     generate,
+    next_text,
     open_gate,
     opening,
     rest,
@@ -57,7 +59,7 @@ async def test_watching_a_running_job_replays_what_is_wanted(opened: tuple[Gate,
     to = await eventually(attached)
     await worker.send(held, 0, "a", door=to)
     await worker.send(held, 1, "b", door=to)
-    assert (await call.read()).chunk.text == "b"
+    assert await next_text(call) == "b"
     await worker.finish(held, "abcd")
     events = await rest(call)
     assert text_of(events) == "cd"
@@ -90,7 +92,7 @@ async def test_a_watcher_who_leaves_changes_nothing(opened: tuple[Gate, PuppetWo
     outlet = await eventually(lambda: {b.door for b in worker.beats} - {held.record.door})
     await worker.send(held, 0, "ab")
     await worker.send(held, 0, "a", door=outlet.pop())
-    assert (await watching.read()).chunk.text == "a", "what each is sent does not disturb the other"
+    assert await next_text(watching) == "a", "what each is sent does not disturb the other"
     watching.cancel()
     await worker.send(held, 2, "c")
     await worker.finish(held, "abc")
@@ -208,13 +210,14 @@ async def test_lists_page_filter_and_keep_tenants_apart(nats_server: LocalNats, 
         assert not (await listed(door, state=common_pb2.JOB_STATE_READY)).jobs
 
         first = await listed(door, page_size=1)
-        for bad, field in [
+        wrong: list[tuple[dict[str, Any], str]] = [
             ({"page_token": "garbage"}, "page_token"),
             ({"page_token": first.next_page_token, "lane": common_pb2.LANE_BATCH}, "page_token"),
             ({"page_size": -1}, "page_size"),
             ({"lane": 99}, "lane"),
             ({"state": 99}, "state"),
-        ]:
+        ]
+        for bad, field in wrong:
             error = await error_of_call(door.stub.ListJobs(pb.ListJobsRequest(**bad), metadata=bearer(ACME)))
             assert (type(error), error.field) == (InvalidRequest, field)
         stolen = pb.ListJobsRequest(page_token=first.next_page_token)

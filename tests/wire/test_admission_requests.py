@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,7 +138,7 @@ async def test_a_quote_counts_and_stores_nothing(opened: tuple[Gate, PuppetWorke
 
 async def test_a_bad_body_is_an_invalid_argument(opened: tuple[Gate, PuppetWorker]):
     door, _ = opened
-    raw = door.channel.unary_stream("/laneway.v1.AdmissionService/Generate")
+    raw: Any = door.channel.unary_stream("/laneway.v1.AdmissionService/Generate")
     error = await error_of_call(raw(b"\xff\xff\xff"))
     assert isinstance(error, InvalidRequest)
 

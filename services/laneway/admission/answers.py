@@ -1,6 +1,6 @@
 """An answer on its way to one caller: what every front reads, whatever its protocol.
 
-Owns how pieces are joined: a front that writes slowly, or whose lane may wait a moment, gets several steps' tokens as
+Pieces that wait are joined: a front that writes slowly, or whose lane may wait a moment, gets several steps' tokens as
 one piece, since the number of writes is what a token costs at the door.
 """
 
@@ -12,21 +12,21 @@ from laneway.admission.streams import Stream
 from laneway.core.clock import Clock
 from laneway.core.errors import LanewayError
 from laneway.core.job import JobRecord, Verdict
-from laneway.core.lanes import JobState
+from laneway.core.lanes import JobState, Lane
 from laneway.runtime import metrics
 from laneway.runtime.grpc_errors import error_of
 from laneway.runtime.wire.chunks import merge_pieces
 
 _ttft = metrics.histogram("laneway_ttft_seconds", "From receipt to the first piece of the answer.", ("lane",))
+_ttft_of = {lane: _ttft.labels(lane=lane.value) for lane in Lane}
 
 
 class Answer:
     """First `job_id` and `verdict`, then the pieces, then `finished`."""
 
-    def __init__(self, stream: Stream, clock: Clock, hold_s: float, received_s: float | None) -> None:
+    def __init__(self, stream: Stream, clock: Clock, received_s: float | None) -> None:
         self._stream = stream
         self._clock = clock
-        self._hold_s = hold_s
         self._received_s = received_s  # monotonic; None: a watcher's, which is no first token
 
     @property
@@ -42,23 +42,16 @@ class Answer:
 
         Raises what ended the stream without the job's end: ABORTED, UNAVAILABLE while draining.
         """
-        stream = self._stream
-        written_s: float | None = None
-        while waiting := await stream.read():
-            if written_s is None:
+        first = True
+        while waiting := await self._stream.read():
+            if first:
                 self._first()
-            elif self._hold_s and not stream.ended:
-                left_s = written_s + self._hold_s - self._clock.monotonic()
-                if left_s > 0.0:
-                    await stream.linger(left_s)
-                    waiting += stream.take()
-            written_s = self._clock.monotonic()
+                first = False
             yield merge_pieces(waiting)
 
     def _first(self) -> None:
         if self._received_s is not None:
-            lane = self._stream.record.contract.lane.value
-            _ttft.labels(lane=lane).observe(self._clock.monotonic() - self._received_s)
+            _ttft_of[self._stream.record.contract.lane].observe(self._clock.monotonic() - self._received_s)
 
     def finished(self) -> JobRecord:
         """The terminal record of a job that succeeded; raises the error of any other end. After all pieces."""

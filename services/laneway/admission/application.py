@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from laneway.admission.accept import Acceptance, Acceptor
+from laneway.admission.accept import UNREACHABLE_RETRY_S, Acceptance, Acceptor
 from laneway.admission.answers import Answer
 from laneway.admission.chores import Chores
 from laneway.admission.door import Door
@@ -23,7 +23,7 @@ from laneway.admission.results import JobBook
 from laneway.admission.streams import Stream, beyond_end
 from laneway.core import ids
 from laneway.core.clock import Clock
-from laneway.core.errors import AlreadyExists, LanewayError
+from laneway.core.errors import AlreadyExists, LanewayError, Unavailable
 from laneway.core.job import Contract, JobRecord, Timings, Verdict
 from laneway.core.lanes import JobState, Lane, OnDisconnect, Phase
 from laneway.policy.contract import bounded_by_call
@@ -59,12 +59,6 @@ class Quote:
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionParams:
-    publish_s_max: float
-    hold_s: Mapping[Lane, float]  # how long pieces of a lane may be held to be joined
-
-
 class Admission:
     def __init__(
         self,
@@ -79,7 +73,8 @@ class Admission:
         chores: Chores,
         clock: Clock,
         random_bytes: Callable[[int], bytes],
-        params: AdmissionParams,
+        publish_s_max: float,
+        connected: Callable[[], bool],
     ) -> None:
         self.book = book
         self._region = region
@@ -92,7 +87,8 @@ class Admission:
         self._chores = chores
         self._clock = clock
         self._random_bytes = random_bytes
-        self._params = params
+        self._publish_s_max = publish_s_max
+        self._connected = connected  # whether NATS can be reached now
 
     # --- attached ------------------------------------------------------------------------------------
 
@@ -115,7 +111,7 @@ class Admission:
                 if accepted.existing or accepted.record.state.terminal:
                     await self._door.close_stream(stream)
                     stream = await self._door.follow(accepted.record)
-                yield Answer(stream, self._clock, self._params.hold_s[contract.lane], received_s)
+                yield Answer(stream, self._clock, received_s)
                 self._learn(stream.record)
             finally:
                 if ours and not stream.record.state.terminal and not _failed(accepting):
@@ -179,7 +175,7 @@ class Admission:
             raise beyond_end(from_index, record.max_tokens)
         stream = await self._door.follow(record, from_index)
         try:
-            yield Answer(stream, self._clock, self._params.hold_s[record.contract.lane], None)
+            yield Answer(stream, self._clock, None)
         finally:
             await self._door.close_stream(stream)
 
@@ -188,6 +184,10 @@ class Admission:
     async def _decide(self, caller: Caller, request: Request, contract: Contract, *, attached: bool) -> _Decided:
         """A record to be stored and what it runs, or the record that the same key made before. Raises refusals."""
         require_lane(caller, contract.lane)
+        if not self._connected():
+            raise Unavailable(
+                "the queue cannot be reached now", reason="NOT_CONNECTED", retry_after_s=UNREACHABLE_RETRY_S
+            )
         options = await self._preparer.options(request.spec, caller.tenant)
         job_id = request.job_id or self._job_id(caller, request)
         judged = self._judge.judge(options, contract, job_id)
@@ -218,7 +218,7 @@ class Admission:
     def _record(self, caller: Caller, request: Request, judged: Judged, job_id: str, *, attached: bool) -> JobRecord:
         decision, pool, task = judged.decision, judged.option.candidate.pool, judged.option.task
         now_s, contract = self._clock.now(), decision.contract
-        publish_s = self._params.publish_s_max
+        publish_s = self._publish_s_max
         if contract.lane is Lane.PRIORITY:
             publish_s = min(publish_s, PRIORITY_PUBLISH_S_MAX)
         return JobRecord(

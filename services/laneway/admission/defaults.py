@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from laneway.admission.door import DoorLimits
+from laneway.admission.holding import HoldLimits
 from laneway.admission.streams import StreamLimits
-from laneway.core.lanes import LANES
+from laneway.core.lanes import LANES, Lane
 from laneway.policy.admit import AdmitParams
 from laneway.runtime.settings import AdmissionSettings, PolicySettings
 
@@ -28,4 +29,11 @@ def admit_params(policy: PolicySettings, admission: AdmissionSettings) -> AdmitP
 
 def door_limits(admission: AdmissionSettings) -> DoorLimits:
     stream = StreamLimits(admission.stream_buffer_bytes, admission.delivered_ids_max)
-    return DoorLimits(admission.beat_s, admission.silence_s, stream)
+    holds = {
+        Lane.PRIORITY: admission.coalesce_priority_s,
+        Lane.DEFERRABLE: admission.coalesce_deferrable_s,
+        Lane.BATCH: admission.coalesce_batch_s,
+    }
+    return DoorLimits(
+        admission.beat_s, admission.silence_s, stream, HoldLimits(holds, admission.coalesce_priority_streams)
+    )

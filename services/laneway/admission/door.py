@@ -20,6 +20,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from laneway.admission.ending import Ender
+from laneway.admission.holding import Flusher, HoldLimits
 from laneway.admission.ledger import Ledger
 from laneway.admission.signals import Attachment, decode_event, decode_tokens, encode_beat
 from laneway.admission.streams import Offer, Stream, StreamLimits, beyond_end, spliced
@@ -49,6 +50,7 @@ class DoorLimits:
     beat_s: float = 1.0
     silence_s: float = 3.0
     stream: StreamLimits = field(default_factory=StreamLimits)
+    hold: HoldLimits = field(default_factory=HoldLimits)
 
 
 class Door:
@@ -78,6 +80,7 @@ class Door:
         self._streams: dict[str, list[Stream]] = {}
         self._deadlines: dict[Stream, asyncio.TimerHandle] = {}
         self._attach: dict[Stream, bool] = {}  # to attach at once; whether to replay
+        self._flusher = Flusher(limits.hold, clock, self.__len__)
         self._due: set[Stream] = set()  # whose record is to be read now
         self._attach_wake = asyncio.Event()
         self._due_wake = asyncio.Event()
@@ -128,6 +131,7 @@ class Door:
         self._unregister()
         for subscription in (*self._subscriptions, *self._outlets.values()):
             await self._bus.unsubscribe(subscription)
+        self._flusher.close()
         for handle in self._deadlines.values():
             handle.cancel()
 
@@ -137,6 +141,10 @@ class Door:
             stream.fail(error)
 
     # --- streams -------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Jobs that are streamed now."""
+        return len(self._streams)
 
     def streams(self) -> list[Stream]:
         return [stream for streams in self._streams.values() for stream in streams]
@@ -185,6 +193,7 @@ class Door:
         if not siblings:
             self._streams.pop(stream.record.job_id, None)
         self._attach.pop(stream, None)
+        self._flusher.forget(stream)
         self._due.discard(stream)
         self._forget_deadline(stream)
         await self._bus.unsubscribe(self._outlets.pop(stream, None))
@@ -235,7 +244,7 @@ class Door:
                 elif offer is Offer.BROKEN:
                     stream.fail(spliced(delta.job_id, stream.next_index))
         for stream in touched:
-            stream.flush()
+            self._flusher.flush(stream, now_s)
 
     def _ask_replay(self, stream: Stream, now_s: float) -> None:
         if now_s - stream.replay_asked_s >= REPLAY_EVERY_S:
@@ -277,9 +286,9 @@ class Door:
         if attempt > stream.attempt:
             stream.adopt(attempt, worker_id)
         stream.worker_id = worker_id
-        # What this door's own first attempt sends comes here by itself.
-        replay = attempt > 1 or stream.next_index > 0 or stream.record.door != stream.outlet
-        self._attach_soon(stream, replay=replay)
+        # What the first attempt of a job accepted here sends comes by itself; the next beat names it.
+        if attempt > 1 or stream.next_index or stream.record.door != stream.outlet:
+            self._attach_soon(stream, replay=True)
 
     def _end(self, stream: Stream, record: JobRecord) -> None:
         if stream.ended:
@@ -296,24 +305,20 @@ class Door:
 
     async def _send_attachments(self) -> None:
         wanted, self._attach = self._attach, {}
-        beats = _Beats()
-        for stream, replay in wanted.items():
-            if not stream.ended and stream.worker_id:
-                ids = stream.delivered_ids() if stream.next_index and stream.attempt > 1 else None
-                beats.add(stream, delivered_ids=ids or (), replay=replay)
-        await self._tell(beats)
+        await self._tell([_attachment(s, replay) for s, replay in wanted.items() if _streaming(s)])
 
     async def _send_beats(self) -> None:
-        beats = _Beats()
-        for stream in self.streams():
-            if not stream.ended and stream.worker_id:
-                beats.add(stream)
-        await self._tell(beats)
+        # No ids: only a worker that takes over asks for them, and it is attached to at once.
+        live = [stream for stream in self.streams() if _streaming(stream)]
+        await self._tell([(s, Attachment(s.record.job_id, s.attempt, s.next_index)) for s in live])
 
-    async def _tell(self, beats: _Beats) -> None:
-        for (worker_id, outlet), attachments in beats.items():
+    async def _tell(self, attachments: Sequence[tuple[Stream, Attachment]]) -> None:
+        beats: dict[tuple[str, str], list[Attachment]] = {}
+        for stream, attachment in attachments:
+            beats.setdefault((stream.worker_id, stream.outlet), []).append(attachment)
+        for (worker_id, outlet), named in beats.items():
             try:
-                await self._bus.emit(subjects.control(worker_id), encode_beat(outlet, attachments))
+                await self._bus.emit(subjects.control(worker_id), encode_beat(outlet, named))
             except BusError as error:
                 log.warning("beat_not_sent", worker_id=worker_id, error=error.message)
 
@@ -348,7 +353,7 @@ class Door:
         async with slots:
             try:
                 await self._read_record(stream)
-            except (BusError, NotFound, UnreadableMessage) as error:
+            except (LanewayError, UnreadableMessage) as error:
                 self._record_unread(stream, error)
 
     async def _read_record(self, stream: Stream) -> None:
@@ -390,9 +395,10 @@ class Door:
             asyncio.get_running_loop().call_later(self._limits.beat_s / 2, self.check, stream)
 
 
-class _Beats(dict[tuple[str, str], list[Attachment]]):
-    """By worker and outlet: what to tell."""
+def _streaming(stream: Stream) -> bool:
+    return not stream.ended and bool(stream.worker_id)
 
-    def add(self, stream: Stream, *, delivered_ids: Sequence[int] = (), replay: bool = False) -> None:
-        attachment = Attachment(stream.record.job_id, stream.attempt, stream.next_index, delivered_ids, replay)
-        self.setdefault((stream.worker_id, stream.outlet), []).append(attachment)
+
+def _attachment(stream: Stream, replay: bool) -> tuple[Stream, Attachment]:
+    ids = stream.delivered_ids() if stream.next_index and stream.attempt > 1 else None
+    return stream, Attachment(stream.record.job_id, stream.attempt, stream.next_index, ids or (), replay)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from random import SystemRandom
 
 from laneway.admission.accept import Acceptor
-from laneway.admission.application import Admission, AdmissionParams
+from laneway.admission.application import Admission
 from laneway.admission.chores import Chores
 from laneway.admission.defaults import admit_params, door_limits
 from laneway.admission.door import Door
@@ -29,26 +29,30 @@ from laneway.admission.preparing import Preparer
 from laneway.admission.results import JobBook
 from laneway.admission.service import SERVICE, AdmissionService
 from laneway.admission.storage import StorageWatch
+from laneway.core import subjects
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
 from laneway.core.errors import Unavailable
-from laneway.core.lanes import Lane
 from laneway.policy.lengths import LengthBook
 from laneway.runtime import metrics
-from laneway.runtime.bus import Bus
+from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.catalogue import catalogue_of
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.grpc_server import GrpcServer
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.lifecycle import announce_ready
+from laneway.runtime.logging import get_logger
 from laneway.runtime.plans import PlanView
 from laneway.runtime.records import RecordStore
-from laneway.runtime.settings import AdmissionSettings, Settings
+from laneway.runtime.settings import Settings
 from laneway.runtime.tokenizer import Tokenizer, load_tokenizer
 from laneway.v1 import admission_pb2_grpc
 
+REGION_POLL_S = 0.5
 CHORES_S_MAX = 5.0  # for clean-up after the last call
+
+log = get_logger("laneway.admission.server")
 
 DRAINING = "this door is shutting down; the job goes on or ends by its contract"
 
@@ -62,24 +66,45 @@ async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None 
         metrics_address = stack.enter_context(metrics.metrics_listener(settings.process.metrics_listen))
         bus = await Bus.connect(settings.nats, name="admission")
         stack.push_async_callback(bus.close)
+        if not await _region_exists(bus, settings.region.name, stop):
+            return
         house = await stack.enter_async_context(_house(settings, catalogue, bus, tokenizers, clock))
         server = GrpcServer(settings)
         service = AdmissionService(house.admission, catalogue, settings.policy, clock)
         server.add(SERVICE, lambda grpc: admission_pb2_grpc.add_AdmissionServiceServicer_to_server(service, grpc))
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(house.door.run()), group.create_task(house.storage.run())]
-            if settings.admission.ingest:
-                tasks.append(group.create_task(house.ingest.run()))
+            keeping = [group.create_task(house.door.run()), group.create_task(house.storage.run())]
+            taking = [group.create_task(house.ingest.run())] if settings.admission.ingest else []
             try:
                 address = await server.start(settings.admission.listen)
                 announce_ready(settings, "admission", address, metrics=metrics_address)
                 await stop.wait()
+                for task in taking:
+                    task.cancel()
                 await _drain(server, house, settings.process.drain_s)
             finally:
                 await server.drain(0.0)
                 await house.chores.close(CHORES_S_MAX)
-                for task in tasks:
+                for task in (*taking, *keeping):
                     task.cancel()
+
+
+async def _region_exists(bus: Bus, region: str, stop: asyncio.Event) -> bool:
+    """Waits until somebody has provisioned the region; False when told to stop before."""
+    last_made = f"KV_{subjects.plan_bucket(region)}"
+    waiting = False
+    while not stop.is_set():
+        try:
+            await bus.api(f"STREAM.INFO.{last_made}", {})
+            return True
+        except BusError as error:
+            if not waiting:
+                log.warning("region_awaited", region=region, error=error.message)
+            waiting = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REGION_POLL_S):
+                await stop.wait()
+    return False
 
 
 async def _drain(server: GrpcServer, house: _House, drain_s: float) -> None:
@@ -142,7 +167,8 @@ async def _house(
             chores,
             clock,
             secrets.token_bytes,
-            AdmissionParams(wanted.publish_s_max, _holds(wanted)),
+            wanted.publish_s_max,
+            lambda: bus.connected,
         )
         ingest = Ingest(bus, region, records, admission, catalogue, settings.policy, clock, wanted.ingest_inflight)
         yield _House(admission, door, storage, ingest, chores)
@@ -152,14 +178,6 @@ async def _load_tokenizers(catalogue: Catalogue) -> dict[str, Tokenizer]:
     """Reading a vocabulary takes up to a second: in a thread, before anything is promised."""
     names = dict.fromkeys(pool.tokenizer for pool in catalogue.pools)
     return {name: await asyncio.to_thread(load_tokenizer, name) for name in names}
-
-
-def _holds(wanted: AdmissionSettings) -> dict[Lane, float]:
-    return {
-        Lane.PRIORITY: wanted.coalesce_priority_s,
-        Lane.DEFERRABLE: wanted.coalesce_deferrable_s,
-        Lane.BATCH: wanted.coalesce_batch_s,
-    }
 
 
 def _stream_samples(door: Door) -> Iterable[metrics.Sample]:

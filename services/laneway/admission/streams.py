@@ -16,7 +16,6 @@ where a dead one stopped. Knows nothing of NATS or gRPC: the door offers what ar
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -62,6 +61,7 @@ class Stream:
         "checked_at_s",
         "checks",
         "ended",
+        "flushed_s",
         "from_index",
         "heard_at_s",
         "next_index",
@@ -86,7 +86,9 @@ class Stream:
         self.ended = False
         # Called when the reader has caught up after having been too far behind.
         self.on_caught_up: Callable[[Stream], None] | None = None
-        # Kept by the door, monotonic: when the job was last heard of, its record last read, a replay last asked for.
+        # Kept by the door, monotonic: when the reader was last woken, the job last heard of, its record last read, a
+        # replay last asked for.
+        self.flushed_s = -1e9
         self.heard_at_s = now_s
         self.checked_at_s = now_s
         self.replay_asked_s = -1e9
@@ -152,7 +154,7 @@ class Stream:
         return list(old) == list(again)[: len(old)]
 
     def flush(self) -> None:
-        """Wakes the reader: called once after all pieces of one message were offered."""
+        """Wakes the reader: called once after all pieces of one message were offered, or later."""
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -230,13 +232,6 @@ class Stream:
                 return []
             await self._next_flush()
         return self.take()
-
-    async def linger(self, for_s: float) -> None:
-        """Lets more come, for a while: less when the job ends."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(for_s):
-                while not self.ended:
-                    await self._next_flush()
 
     async def _next_flush(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
