@@ -116,5 +116,6 @@ def test_the_wheel_brings_its_licence(installed: Installed):
     assert licences == {"LICENSE", "NOTICE"}
 
 
-def test_the_console_script_is_installed(installed: Installed):
-    assert (installed.environment / "bin" / "laneway").is_file()
+def test_the_installed_command_runs(installed: Installed):
+    assert "laneway" in installed.run("laneway", "--version")
+    assert "generate" in installed.run("laneway", "--help")

@@ -203,8 +203,11 @@ def _judge_priority(ask: Ask, candidate: Candidate, situation: Situation, params
     full = lane.limit and lane.ready + lane.running >= lane.limit
     if full or max(over_ttft, over_deadline) > 0.0:
         wait = etas.slot_wait_s(pool, view, jobs_ahead=0, service_s=eta.completion_s - eta.wait_s)
-        message = "the lane is full" if full else f"the first token is expected in {eta.ttft_s:.2f} s, after its target"
-        if not full and over_ttft <= 0.0:
+        message = "the lane is full"
+        if not full and over_ttft > 0.0:
+            late = f"{eta.ttft_s:.2f} s, perhaps {(eta.ttft_s + doubt) * room:.2f} s"
+            message = f"the first token is expected in {late}, and its target is {contract.ttft_target_s:g} s"
+        elif not full:
             message = f"the answer is expected in {eta.completion_s:.2f} s, after its deadline"
         return _refused(
             ask, candidate, contract, LaneSaturated, "LANE_SATURATED", message, eta=eta,

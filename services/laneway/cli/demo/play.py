@@ -19,22 +19,25 @@ from laneway.cli.demo.script import (
     DOCUMENTS_AT_S,
     KILL_AT_S,
     REFUSAL_AT_S,
+    TRIAL_TOKENS,
     Arrival,
     arrivals,
+    document_tokens,
     find_samples,
+    trial_prompts,
 )
 from laneway.cli.demo.show import Board, Screen
 from laneway.cli.demo.traffic import MODEL, Mode, Traffic
 from laneway.cli.stack import LocalStack, Progress, StackError, StackOptions
 from laneway.client import Client, SchedulerClient
-from laneway.client.values import Worker
+from laneway.client.values import Message, Worker
 from laneway.core.errors import LanewayError
 from laneway.core.lanes import Lane
 
 DRAIN_S_MAX = 30.0
 WATCH_S = 0.25
 ACK_WAIT_S = 3.0  # on all lanes: a killed worker's jobs come back soon
-SLOTS = 6
+SLOTS = 8
 QUEUE_LENGTH = 8  # priority jobs that may wait beyond the slots
 FIFO_QUEUE_LENGTH = 1000
 LANEWAY_MODE = Mode("Laneway", single_lane=False)
@@ -55,10 +58,11 @@ def demo(*, fifo: bool = True, keep: bool = False) -> int:
 
 
 async def _demo(console: Console, *, fifo: bool, keep: bool) -> int:
-    script = arrivals(find_samples(Path(__file__)))
+    data = find_samples(Path(__file__))
     console.print("Starting NATS, the services and two workers with a real model (about 15 s) ...")
     runs = []
     async with _stack(console, QUEUE_LENGTH) as stack:
+        script = arrivals(data, await _measure(console, stack, trial_prompts(data)))
         runs.append(await _play(console, stack, LANEWAY_MODE, script))
         if keep:
             print_report(console, runs)
@@ -84,7 +88,11 @@ def _stack(console: Console, queue_length: int) -> LocalStack:
         "name": MODEL, "tier": "small", "engine": "openvino", "slots": SLOTS, "workers": 2,
         "queue_length": queue_length, "max_tokens_default": 64,
     }  # fmt: skip
-    settings: Mapping[str, object] = {"models": [model], "process": {"drain_s": 5.0}}
+    settings: Mapping[str, object] = {
+        "models": [model],
+        "process": {"drain_s": 5.0},
+        "policy": {"priority_reserved_slots": 2},
+    }
     waits = {lane.value: ACK_WAIT_S for lane in Lane}
 
     def progress(step: Progress) -> None:
@@ -92,6 +100,25 @@ def _stack(console: Console, queue_length: int) -> LocalStack:
             console.print(f"  {step.part} {step.detail}", highlight=False, markup=False)
 
     return LocalStack(StackOptions(settings=settings, ack_wait_s=waits), on_progress=progress)
+
+
+async def _measure(console: Console, stack: LocalStack, prompts: Sequence[str]) -> int:
+    """Runs a few documents to see how fast this machine is; returns how long the demo's answers may be."""
+    started_s = time.monotonic()
+    async with Client(stack.addresses.admission) as client, asyncio.TaskGroup() as group:
+        for prompt in prompts:
+            group.create_task(_trial(client, prompt))
+    took_s = time.monotonic() - started_s
+    tokens = document_tokens(took_s)
+    console.print(f"{len(prompts)} trial documents took {took_s:.1f} s: the demo's get answers of {tokens} tokens")
+    return tokens
+
+
+async def _trial(client: Client, prompt: str) -> None:
+    submitted = await client.submit(
+        model=MODEL, messages=[Message("user", prompt)], lane=Lane.BATCH, max_tokens=TRIAL_TOKENS, ignore_eos=True
+    )
+    await client.wait(submitted.job_id)
 
 
 async def _play(console: Console, stack: LocalStack, mode: Mode, script: Sequence[Arrival]) -> RunResult:

@@ -31,7 +31,7 @@ TRY_NEXT = (
 
 def print_report(console: Console, runs: Sequence[RunResult]) -> None:
     """Fits 80 columns: three percentiles share a cell."""
-    table = Table(title="Promised and got (p50/p95/p99)", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = Table(title="Promised and got (p50/p95/p99)", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in ("lane", "run", "kept", "TTFT s", "TPOT ms", "completion s", "tokens"):
         table.add_column(name, justify="left" if name in ("lane", "run") else "right", no_wrap=True)
     summaries = [(run.name, summarise(run.outcomes)) for run in runs]
