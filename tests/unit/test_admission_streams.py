@@ -100,6 +100,14 @@ async def test_a_slow_reader_fills_only_its_buffer_and_is_sent_the_rest_again():
     assert offer(stream, 3, 1) is Offer.TAKEN
 
 
+def test_a_piece_larger_than_the_buffer_passes_alone():
+    stream = Stream(RECORD, StreamLimits(unread_bytes=10))
+    assert offer(stream, 0, 3) is Offer.TAKEN
+    assert offer(stream, 3, 3) is Offer.BEHIND
+    stream.take()
+    assert offer(stream, 3, 3) is Offer.TAKEN
+
+
 async def test_pieces_come_before_the_error_that_ended_the_stream():
     stream = Stream(RECORD, StreamLimits())
     offer(stream, 0, 1)

@@ -331,3 +331,21 @@ async def test_streams_that_outlast_the_drain_end_unavailable(door: Gate, worker
     assert text_of(await rest(quick)) == "ok"
     await door.task
     assert (await door.record(first.record.job_id)).state is JobState.CANCELLED
+
+
+async def test_a_reader_who_is_slow_gets_everything_and_holds_up_nobody(nats_server: LocalNats, tmp_path: Path):
+    settings = admission_settings(nats_server, stream_buffer_bytes=1024)
+    async with open_gate(nats_server, tmp_path, settings) as (door, worker):
+        slow, quick = door.stub.Generate(generate("slow")), door.stub.Generate(generate("quick"))
+        await asyncio.gather(opening(slow), opening(quick))
+        held = {bytes(h.delivery.job.task.prompt_ids): h for h in [await worker.take(), await worker.take()]}
+        text = "x" * 50_000  # far beyond what HTTP/2 and this door keep for a reader
+        for first in range(0, 200_000, len(text)):
+            await worker.send(held[b"slow"], first, text)
+        await worker.send(held[b"quick"], 0, "ab")
+        await worker.finish(held[b"quick"], "ab")
+        assert text_of(await rest(quick)) == "ab"
+        await worker.finish(held[b"slow"], "x" * 200_000)
+        events = await rest(slow)
+        assert text_of(events) == "x" * 200_000
+        assert events[-1].HasField("finished")

@@ -38,7 +38,8 @@ from laneway.runtime.settings import PolicySettings
 from laneway.runtime.wire.requests import parse_spec
 from laneway.v1 import admission_pb2
 
-IDLE_S = 0.1  # between pulls that found nothing: how late a producer's message may be seen
+PULL_WAIT_S = 1.0  # the server holds a pull for so long while there is nothing
+TROUBLE_S = 0.5  # between pulls that could not be answered
 PUT_OFF_S_MIN = 0.5
 PUT_OFF_S_MAX = 30.0
 FAILURES_MAX = 5  # deliveries of a message that makes us fail; then it is refused
@@ -92,13 +93,13 @@ class Ingest:
                     self._finished.clear()
                     await self._finished.wait()
                     continue
-                deliveries = await puller.pull(free)
+                deliveries = await puller.pull(free, wait_s=PULL_WAIT_S)
                 for delivery in deliveries:
                     task = group.create_task(self._handle(delivery), name=f"ingest {delivery.stream_sequence}")
                     self._inflight.add(task)
                     task.add_done_callback(self._done)
-                if not deliveries:
-                    await asyncio.sleep(IDLE_S)
+                if puller.trouble:
+                    await asyncio.sleep(TROUBLE_S)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._inflight.discard(task)

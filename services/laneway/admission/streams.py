@@ -120,7 +120,8 @@ class Stream:
             if self._text_only_at == first_index:
                 return Offer.DROPPED
             self._text_only_at = first_index
-        if self._behind or self._unread_bytes + len(piece) > self._limits.unread_bytes:
+        too_much = self._unread and self._unread_bytes + len(piece) > self._limits.unread_bytes
+        if self._behind or too_much:
             self._behind = True
             return Offer.BEHIND
         self._take(count, piece)
