@@ -95,6 +95,23 @@ class EngineLog:
 
 
 @dataclass
+class Part:
+    """A service that runs in this process, and what it wrote into its ready file."""
+
+    task: asyncio.Future[None]
+    stop_event: asyncio.Event
+    note: dict[str, str]
+
+    @property
+    def stopped(self) -> bool:
+        return self.task.done()
+
+    async def stop(self) -> None:
+        self.stop_event.set()
+        await self.task
+
+
+@dataclass
 class LocalRegion:
     server: LocalNats
     settings: Settings
@@ -102,6 +119,7 @@ class LocalRegion:
     client: Client
     scheduler: SchedulerClient
     metrics: str
+    scheduler_part: Part
     logs: list[EngineLog] = field(default_factory=list)
     job_ids: set[str] = field(default_factory=set)  # whose records must be terminal in the end
 
@@ -139,9 +157,10 @@ class LocalRegion:
         counts["records not terminal"] = sum(
             [not (await self.record(job_id)).state.terminal for job_id in self.job_ids]
         )
-        async for worker in self.scheduler.list_workers():
-            counts[f"running at {worker.name}"] = worker.running
-            counts[f"KV of {worker.name}"] = worker.kv_tokens_used
+        if not self.scheduler_part.stopped:
+            async for worker in self.scheduler.list_workers():
+                counts[f"running at {worker.name}"] = worker.running
+                counts[f"KV of {worker.name}"] = worker.kv_tokens_used
         for number, log in enumerate(self.logs):
             for step in log.steps()[-1:]:
                 counts[f"sequences of engine {number}"] = step.running + step.queued
@@ -184,14 +203,14 @@ async def local_region(
                 worker=msgspec.structs.replace(settings.worker, name=f"w{number}"),
                 process=msgspec.structs.replace(settings.process, metrics_listen="" if number else "127.0.0.1:0"),
             )
-            note = await enter(_served(laneway.workers.server.serve, own, folder / f"w{number}.json"))
-            metrics = metrics or note["metrics"]
+            worker = await enter(_served(laneway.workers.server.serve, own, folder / f"w{number}.json"))
+            metrics = metrics or worker.note["metrics"]
         bus = await enter(connected(server))
-        client = await enter(Client(door["address"]))
-        operator = await enter(SchedulerClient(scheduler["address"]))
+        client = await enter(Client(door.note["address"]))
+        operator = await enter(SchedulerClient(scheduler.note["address"]))
         if workers:
             await eventually(lambda: _accepts(client), timeout_s=30)
-        yield LocalRegion(server, settings, bus, client, operator, metrics, logs)
+        yield LocalRegion(server, settings, bus, client, operator, metrics, scheduler, logs)
 
 
 async def _accepts(client: Client) -> bool:
@@ -200,8 +219,8 @@ async def _accepts(client: Client) -> bool:
 
 
 @asynccontextmanager
-async def _served(serve: _Serve, settings: Settings, ready_file: Path) -> AsyncIterator[dict[str, str]]:
-    """A service until the block ends; gives what it wrote into its ready file."""
+async def _served(serve: _Serve, settings: Settings, ready_file: Path) -> AsyncIterator[Part]:
+    """A service until the block ends, if nobody stops it before."""
     process = msgspec.structs.replace(settings.process, ready_file=str(ready_file))
     stop = asyncio.Event()
     task = asyncio.ensure_future(serve(msgspec.structs.replace(settings, process=process), stop))
@@ -212,7 +231,7 @@ async def _served(serve: _Serve, settings: Settings, ready_file: Path) -> AsyncI
         return json.loads(ready_file.read_text()) if ready_file.exists() else None
 
     try:
-        yield await eventually(ready, timeout_s=60)
+        yield Part(task, stop, await eventually(ready, timeout_s=60))
     finally:
         stop.set()
         await task
