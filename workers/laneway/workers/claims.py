@@ -19,11 +19,13 @@ from laneway.core.job import Attempt, JobError, JobRecord
 from laneway.core.lanes import JobState, Phase
 from laneway.runtime.bus import PublishUnknown, WrongSequence
 from laneway.runtime.records import RecordStore, StoredRecord
+from laneway.runtime.wire.records import UnreadableMessage
 
 STRIKES_MAX = 3  # failed starts of a job after which it is not tried again
 STRIKES_ALONE = 2  # failed starts after which it runs alone, so that it cannot take others with it
 UNWATCHED_DELAY_S = 1.0  # until we have watched leases for long enough to say who is dead
 NOT_BEFORE_DELAY_S_MAX = 3600.0
+UNREADABLE_DELAY_S = 10.0  # a record of a later release: one of its workers may read it
 CLAIM_TRIES_MAX = 8
 CLAIM_TIME_TOLERANCE_S = 1e-5  # stored times are rounded
 
@@ -225,7 +227,11 @@ class Claims:
         return Nak(delivered.ack_wait_s, "contended")
 
     async def _look(self, delivered: Delivered, wrote: Attempt | None) -> Write | End | Stands | Answer:
-        stored = await self._records.get(delivered.region, delivered.tenant, delivered.job_id, leader=True)
+        try:
+            stored = await self._records.get(delivered.region, delivered.tenant, delivered.job_id, leader=True)
+        except UnreadableMessage as error:  # it may be anything but ours, and nobody may end what he cannot read
+            _log.error("record_unreadable", job_id=delivered.job_id, error=str(error))
+            return Nak(max(UNREADABLE_DELAY_S, delivered.ack_wait_s), "record_unreadable")
         return judge(
             stored,
             me=self._me,

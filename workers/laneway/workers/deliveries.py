@@ -13,6 +13,8 @@ from laneway.runtime.puller import Delivery
 from laneway.runtime.records import StoredRecord
 from laneway.workers.claims import Ack, Answer, Delivered, Nak
 
+SUBJECT_TOKENS = 7  # of subjects.ready
+
 _log = structlog.get_logger(__name__)
 
 
@@ -22,9 +24,12 @@ def delivered_of(delivery: Delivery, job: LaneJob, ack_wait_s: float) -> Deliver
     return Delivered(record.region, record.tenant, record.job_id, accepted, delivery.deliveries > 1, ack_wait_s)
 
 
-def unreadable_of(delivery: Delivery, ack_wait_s: float) -> Delivered:
-    """Of a message whose body cannot be read: its subject names the job."""
-    _, region, _, _, _, tenant, job_id = delivery.subject.split(".")
+def unreadable_of(delivery: Delivery, ack_wait_s: float) -> Delivered | None:
+    """Of a message whose body cannot be read: its subject names the job. None: it names none, so that it is none."""
+    parts = delivery.subject.split(".")
+    if len(parts) != SUBJECT_TOKENS:
+        return None
+    _, region, _, _, _, tenant, job_id = parts
     return Delivered(region, tenant, job_id, None, delivery.deliveries > 1, ack_wait_s)
 
 

@@ -16,7 +16,7 @@ from laneway.core.errors import Code
 from laneway.core.job import JobError, JobRecord, LaneJob
 from laneway.runtime.bus import BusError
 from laneway.runtime.puller import Delivery
-from laneway.workers.claims import Ack, Claims, Delivered, Nak, queue_deadline_error
+from laneway.workers.claims import Ack, Claims, Delivered, Nak, Term, queue_deadline_error
 from laneway.workers.deliveries import answer, word_of
 from laneway.workers.endings import Endings
 
@@ -46,6 +46,12 @@ class Disposal:
         _log.error("lane_message_unreadable", subject=delivery.subject, error=why)
         error = JobError(Code.INTERNAL, "UNREADABLE_JOB", "the stored job cannot be read by its workers")
         return await self._end(delivery, delivered, lambda record: jobs.reject(record, error, self._clock.now()))
+
+    async def stray(self, delivery: Delivery) -> str:
+        """What is no job has no record to end."""
+        what = Term("NO_JOB")
+        await answer(delivery, what)
+        return word_of(what)
 
     async def _end(self, delivery: Delivery, delivered: Delivered, change: Callable[[JobRecord], JobRecord]) -> str:
         try:

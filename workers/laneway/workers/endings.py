@@ -21,7 +21,7 @@ from laneway.core.job import JobError, JobRecord
 from laneway.core.lanes import JobState
 from laneway.runtime.bus import BusError, PayloadTooLarge, WrongSequence
 from laneway.runtime.records import RecordStore, StoredRecord
-from laneway.runtime.wire.records import encode_record
+from laneway.runtime.wire.records import UnreadableMessage, encode_record
 from laneway.workers import messages
 
 BACKOFF_S_MIN = 0.05
@@ -82,7 +82,7 @@ class Endings:
             return None
 
     async def read(self, record: JobRecord) -> StoredRecord | None:
-        """What the leader has; asks until it answers."""
+        """What the leader has; asks until it answers. A record that we cannot read is another's: as if it were gone."""
         backoff_s = BACKOFF_S_MIN
         while True:
             try:
@@ -90,6 +90,9 @@ class Endings:
             except BusError as error:
                 _log.warning("record_read_failed", job_id=record.job_id, reason=error.reason)
                 backoff_s = await _back_off(backoff_s)
+            except UnreadableMessage as error:
+                _log.error("record_unreadable", job_id=record.job_id, error=str(error))
+                return None
 
     async def announce(self, record: JobRecord, *, with_record: bool = False) -> None:
         """Tells the state on `ev`. A hint: who misses it reads the record."""

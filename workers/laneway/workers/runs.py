@@ -84,6 +84,9 @@ class Runs:
 
     def dispose_unreadable(self, delivery: Delivery, lane: Lane, why: str) -> None:
         delivered = unreadable_of(delivery, self._bench.ack_wait_s[lane])
+        if delivered is None:
+            self._dispose(lane, self._disposal.stray(delivery))
+            return
         self._dispose(lane, self._disposal.unreadable(delivery, delivered, why))
 
     def _dispose(self, lane: Lane, disposal: Coroutine[Any, Any, str]) -> None:
