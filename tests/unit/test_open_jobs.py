@@ -2,7 +2,7 @@
 
 from laneway.core.lanes import JobState
 from laneway.runtime.records import RecordHead
-from laneway.scheduler.sweeps import LOOK_AFTER_S, OpenJobs
+from laneway.scheduler.sweeps import LOOK_AFTER_S, STALE_MIN, OpenJobs
 
 
 def head(job: str, sequence: int, state: JobState = JobState.WAITING, deadline_s: float = 100.0) -> RecordHead:
@@ -46,3 +46,15 @@ def test_only_jobs_that_nobody_wrote_since_are_looked_at() -> None:
     jobs.look_again("a", 50.0)
     jobs.look_again("gone", 50.0)
     assert jobs.unclaimed(60.0) == [("acme", "a")]
+
+
+def test_memory_follows_the_open_jobs_and_not_all_that_ever_were() -> None:
+    jobs = OpenJobs()
+    jobs.see(head("stays", 1, deadline_s=500.0), 0.0)
+    for i in range(20 * STALE_MIN):  # each due in weeks, and over in no time
+        jobs.see(head(f"j{i}", 10 * i + 2, deadline_s=2e6), 0.0)
+        jobs.see(head(f"j{i}", 10 * i + 3, JobState.RUNNING, deadline_s=2e6), 0.0)
+        jobs.see(head(f"j{i}", 10 * i + 4, JobState.SUCCEEDED, deadline_s=2e6), 0.0)
+    assert jobs.remembered <= 2 * STALE_MIN + 10
+    assert jobs.unclaimed(LOOK_AFTER_S) == [("acme", "stays")]
+    assert jobs.overdue(500.0) == [("acme", "stays")]

@@ -205,6 +205,31 @@ async def test_the_index_is_mended_when_it_differs_twice_in_a_row(nats_server: L
         assert changes
 
 
+async def test_a_stray_message_hides_no_parked_job(nats_server: LocalNats, bus: Bus) -> None:
+    await provision_for(bus, scheduler_settings(nats_server))
+    record, _ = await park_job(bus)
+    for stray in ("x", "a.b.c.d.e.f.g", "a.b.not.numbers.at.all.c"):
+        await bus.store(f"park.{REGION}.{Lane.DEFERRABLE}.{stray}", b"not a job")
+    parking = Parking(bus, REGION, SystemClock(), lambda: None)
+    async with parking.watch(lambda pool, lane: None):
+        assert parking.index.jobs() == [record.job_id]
+
+
+async def test_a_job_whose_release_was_called_off_stays_in_the_index(nats_server: LocalNats, bus: Bus) -> None:
+    """A term may look lost for a moment, while its renewal is on its way."""
+    await provision_for(bus, scheduler_settings(nats_server))
+    record, _ = await park_job(bus)
+    pool = PoolPlan(POOL, workers=1, slots=1, free_slots=1, lanes=(LanePlan(Lane.DEFERRABLE),))
+    parking = Parking(bus, REGION, SystemClock(), lambda: None)
+    released = Counter[tuple[str, Lane]]()
+    lanes = LaneStore(bus, REGION)
+    releaser = Releaser(lanes, parking, DecisionLog(), SystemClock(), ReleaseParams(), lambda: False, released)
+    async with parking.watch(lambda pool, lane: None):
+        await releaser.release(Plan(REGION, pools=(pool,)))
+        assert not released
+        assert parking.index.jobs() == [record.job_id]
+
+
 async def test_a_cancelled_job_leaves_the_index(nats_server: LocalNats, bus: Bus) -> None:
     """Its purge rings no bell; its record tells."""
     async with running_scheduler(nats_server, scheduler_settings(nats_server)) as scheduler:

@@ -103,7 +103,7 @@ class Parking:
             found = await subject_list(self._bus, subjects.lane_stream(self._region, lane), wanted)
             for start in range(0, len(found), CHUNK):
                 await asyncio.sleep(0)  # bells that are already here come first, and the term must be renewed
-                parks = [ParkSubject.parse(subject) for subject in found[start : start + CHUNK]]
+                parks = [park for each in found[start : start + CHUNK] if (park := _parse(each))]
                 present.update(park.job for park in parks)
                 new += self._add([park for park in parks if park.job not in gone and park.job not in self.index])
         finally:
@@ -129,3 +129,12 @@ class Parking:
 
     def _now_ms(self) -> int:
         return int(self._clock.now() * 1000)
+
+
+def _parse(subject: str) -> ParkSubject | None:
+    """None for a stray message, which must not keep a scheduler from seeing the jobs."""
+    try:
+        return ParkSubject.parse(subject)
+    except ValueError:
+        _log.warning("park_subject_unreadable", subject=subject)
+        return None

@@ -102,7 +102,9 @@ class Releaser:
         park = release.park
         async with self._free:
             if not self._may_act():
-                return  # the next leader builds its own index
+                # The next leader builds its own index; but a late renewal may still save this term.
+                self._parking.take_back(park, self._clock.now() + RETRY_S)
+                return
             try:
                 outcome = await self._lanes.release(
                     park, now_s=self._clock.now() + self.skew_s, reason=release.reason.value

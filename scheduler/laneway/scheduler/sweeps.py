@@ -34,6 +34,7 @@ EXPIRE_OWNED_GRACE_S = 10.0  # where a living worker owns the job
 ACCEPT_GRACE_S = 5.0  # after publish_by
 LOOK_AFTER_S = 16.0  # a waiting job is looked at this long after it was first seen: publish_by is usually over then
 SWEEP_MAX = 500  # records read in one sweep
+STALE_MIN = 1_000  # entries of ended jobs that a list may hold beside as many as there are open jobs
 
 _log = structlog.get_logger(__name__)
 _swept = metrics.counter("laneway_jobs_swept_total", "Jobs that the scheduler had to end.", ("reason",))
@@ -60,7 +61,7 @@ class OpenJobs:
 
     def see(self, head: RecordHead, monotonic_s: float) -> None:
         if head.state.terminal:
-            self._open.pop(head.job_id, None)
+            self.drop(head.job_id)
             return
         known = self._open.get(head.job_id)
         if known is None or known.deadline_s != head.deadline_s:
@@ -71,15 +72,36 @@ class OpenJobs:
 
     def drop(self, job_id: str) -> None:
         self._open.pop(job_id, None)
+        # A deadline may be weeks away: without this, every job of that time would be remembered.
+        if len(self._deadlines) > 2 * len(self._open) + STALE_MIN:
+            self._deadlines = list({each for each in self._deadlines if self._due(*each)})
+            heapq.heapify(self._deadlines)
+        if len(self._looks) > 2 * len(self._open) + STALE_MIN:
+            self._looks = [each for each in self._looks if self._unwritten(*each[1:])]
+            heapq.heapify(self._looks)
+
+    def _due(self, deadline_s: float, job_id: str) -> bool:
+        """Whether an entry of the deadlines still counts."""
+        entry = self._open.get(job_id)
+        return entry is not None and entry.deadline_s == deadline_s
+
+    def _unwritten(self, job_id: str, sequence: int) -> bool:
+        """Whether an entry of the looks still counts."""
+        entry = self._open.get(job_id)
+        return entry is not None and entry.sequence == sequence
+
+    @property
+    def remembered(self) -> int:
+        """Entries of all lists, for those who watch that memory is bounded."""
+        return len(self._open) + len(self._deadlines) + len(self._looks)
 
     def overdue(self, now_s: float) -> list[tuple[str, str]]:
         """(tenant, job) of open jobs whose deadline is over, each once; `again` puts one back."""
         out: list[tuple[str, str]] = []
         while self._deadlines and self._deadlines[0][0] <= now_s and len(out) < SWEEP_MAX:
             deadline_s, job_id = heapq.heappop(self._deadlines)
-            entry = self._open.get(job_id)
-            if entry is not None and entry.deadline_s == deadline_s:
-                out.append((entry.tenant, job_id))
+            if self._due(deadline_s, job_id):
+                out.append((self._open[job_id].tenant, job_id))
         return out
 
     def unclaimed(self, monotonic_s: float) -> list[tuple[str, str]]:
@@ -87,9 +109,8 @@ class OpenJobs:
         out: list[tuple[str, str]] = []
         while self._looks and self._looks[0][0] <= monotonic_s and len(out) < SWEEP_MAX:
             _, job_id, sequence = heapq.heappop(self._looks)
-            entry = self._open.get(job_id)
-            if entry is not None and entry.sequence == sequence:
-                out.append((entry.tenant, job_id))
+            if self._unwritten(job_id, sequence):
+                out.append((self._open[job_id].tenant, job_id))
         return out
 
     def again(self, job_id: str) -> None:
