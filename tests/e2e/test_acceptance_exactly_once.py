@@ -1,4 +1,4 @@
-"""A crowd of detached jobs through the composed stack: all lanes, both ways in, three workers; each ends exactly once."""
+"""A crowd of detached jobs through the composed stack: all lanes, both ways in, three workers; each ends just once."""
 
 from __future__ import annotations
 
