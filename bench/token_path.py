@@ -34,6 +34,7 @@ CHUNK_TAG = admission_pb2.GenerateResponse.CHUNK_FIELD_NUMBER << 3 | 2  # first 
 MODEL = {
     "name": "chat", "engine": "simulated", "slots": SLOTS, "workers": 1, "queue_length": 256,
     "context_length": 4096, "kv_tokens": 4096 * SLOTS, "engine_options": {"pace_s": PACE_S},
+    "prefill_tokens_per_s": 50_000.0, "decode_tokens_per_s": 1 / PACE_S,
 }  # fmt: skip
 
 

@@ -97,12 +97,13 @@ class JobRun:
             return await self._dismiss(refused)
         assert self._owned is not None
         record = self._owned.record
-        await self._bench.endings.announce(record)
         if record.attempt == 1:
             if record.attached and record.door not in self._outlets:
                 self._outlets.open(record.door, 0, self._bench.clock.monotonic())
-            self._open_output()
+            self._open_output()  # first: nobody's tokens wait for the news of a first attempt
+            await self._bench.endings.announce(record)
         else:
+            await self._bench.endings.announce(record)
             await self._go_on()
         await self._until_outcome()
         return await self._conclude()
