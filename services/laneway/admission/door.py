@@ -22,14 +22,14 @@ from nats.aio.subscription import Subscription
 from laneway.admission.ending import Ender
 from laneway.admission.holding import Flusher, HoldLimits
 from laneway.admission.ledger import Ledger
-from laneway.admission.signals import Attachment, decode_event, decode_tokens, encode_beat
+from laneway.admission.signals import Attachment, decode_event, decode_tokens, encode_beats
 from laneway.admission.streams import Offer, Stream, StreamLimits, beyond_end, spliced
 from laneway.core import subjects
 from laneway.core.clock import Clock
 from laneway.core.errors import DeadlineExceeded, LanewayError, NotFound
 from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState, Phase
-from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.bus import Bus
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.logging import get_logger
 from laneway.runtime.records import RecordStore
@@ -317,10 +317,11 @@ class Door:
         for stream, attachment in attachments:
             beats.setdefault((stream.worker_id, stream.outlet), []).append(attachment)
         for (worker_id, outlet), named in beats.items():
-            try:
-                await self._bus.emit(subjects.control(worker_id), encode_beat(outlet, named))
-            except BusError as error:
-                log.warning("beat_not_sent", worker_id=worker_id, error=error.message)
+            for beat in encode_beats(outlet, named):
+                try:
+                    await self._bus.emit(subjects.control(worker_id), beat)
+                except LanewayError as error:  # NATS is away, or its limit is lower than it should be
+                    log.warning("beat_not_sent", worker_id=worker_id, error=error.message)
 
     # --- what the records say ------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -12,6 +12,10 @@ from laneway.core.lanes import JobState
 from laneway.runtime.wire import enums
 from laneway.runtime.wire.records import UnreadableMessage, decode_record, encode_record
 from laneway.v1 import bus_pb2
+
+# In ids, of three bytes or so each. One attachment may hold as many ids as a door keeps for a stream.
+BEAT_SIZE_MAX = 65_536
+ATTACHMENT_SIZE = 32  # of the rest of an attachment
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,22 @@ class Attachment:
     replay: bool = False
 
 
-def encode_beat(door: str, attachments: Iterable[Attachment]) -> bytes:
+def encode_beats(door: str, attachments: Iterable[Attachment]) -> Iterator[bytes]:
+    """As few messages as keep below NATS' limit for one: delivered ids are many after a worker with many runs died."""
+    part: list[Attachment] = []
+    size = 0
+    for attachment in attachments:
+        adds = ATTACHMENT_SIZE + len(attachment.delivered_ids)
+        if part and size + adds > BEAT_SIZE_MAX:
+            yield _encode_beat(door, part)
+            part, size = [], 0
+        part.append(attachment)
+        size += adds
+    if part:
+        yield _encode_beat(door, part)
+
+
+def _encode_beat(door: str, attachments: Iterable[Attachment]) -> bytes:
     beat = bus_pb2.DoorBeat(
         door=door,
         attachments=[
