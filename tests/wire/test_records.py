@@ -289,3 +289,16 @@ async def test_heads_tell_state_and_deadline_of_all_tenants(records: RecordStore
         assert (await anext(heads)).tenant == "other"
         await records.change(REGION, TENANT, mine.job_id, lambda r: cancel(r, CANCELLED, 1.0))
         assert (await anext(heads)).state is JobState.CANCELLED
+
+
+async def test_a_replica_that_is_behind_does_not_keep_a_new_record_from_being_changed(provisioned_bus: Bus) -> None:
+    class Behind(RecordStore):
+        async def _read(self, region: str, tenant: str, job_id: str, *, leader: bool):
+            return await super()._read(region, tenant, job_id, leader=True) if leader else None
+
+    records = Behind(provisioned_bus)
+    record = make_record()
+    await records.create(record)
+    error = JobError(Code.CANCELLED, "CANCELLED", "by its caller")
+    ended = await records.change(record.region, record.tenant, record.job_id, lambda found: cancel(found, error, 1.0))
+    assert ended.record.state is JobState.CANCELLED

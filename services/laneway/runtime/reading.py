@@ -6,9 +6,9 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from laneway.runtime.bus import ApiError, Bus
+from laneway.runtime.bus import ApiError, Bus, NoAnswer
 from laneway.runtime.bus_errors import ERR_MESSAGE_NOT_FOUND
-from laneway.runtime.headers import SEQUENCE, STATUS
+from laneway.runtime.headers import DESCRIPTION, SEQUENCE, STATUS
 
 LIST_TIMEOUT_S = 30.0  # a million subjects take 8 s
 
@@ -24,8 +24,11 @@ async def last_message(bus: Bus, stream: str, subject: str) -> StoredMessage | N
     """By direct get, the fastest way. A replica that is behind answers with an older message, or with none."""
     msg = await bus.request(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
     headers = msg.headers or {}
-    if headers.get(STATUS) == "404":
+    status = headers.get(STATUS)
+    if status == "404":
         return None
+    if status is not None:
+        raise NoAnswer(f"direct get from {stream}: {status} {headers.get(DESCRIPTION, '')}")
     return StoredMessage(msg.data, int(headers[SEQUENCE]), headers)
 
 

@@ -162,6 +162,8 @@ class RecordStore:
             try:
                 if stored is None:
                     found = await self._read(region, tenant, job_id, leader=attempt > 0)
+                    if found is None and attempt == 0:  # a replica may be behind
+                        found = await self._read(region, tenant, job_id, leader=True)
                     if found is None:
                         raise NotFound("there is no such job", job_id=job_id)
                     stored = found.stored
