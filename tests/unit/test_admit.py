@@ -396,3 +396,12 @@ def test_quantiles_are_off_by_a_bucket_at_most(lengths: list[int], q: float):
         book.observe("t", "m", length)
     true = sorted(lengths)[max(0, math.ceil(q * len(lengths)) - 1)]
     assert true <= book.predict("t", "m", q, 1_000_000) <= math.ceil(true * 2**0.25) + 1
+
+
+def test_a_region_that_drains_takes_no_new_work_and_says_when_to_come_again():
+    for lane in LANES:
+        ask = Ask(contract(lane, due_s=600), (candidate(),), "local")
+        known = {"chat-small": PoolView(IDLE)}
+        decision = admit(ask, Situation(known, NOW, 0.4, 0.1, draining=True), PARAMS)
+        assert (decision.refusal, decision.verdict.reason) == (Unavailable, "REGION_DRAINING")
+        assert seconds(decision.error().retry_after_s) > 0.0

@@ -3,8 +3,9 @@
 Decides from values alone: the contract, what each candidate pool looks like, the time and one random number for the
 jitter of retry times. Never decides about quotas, identities or malformed requests; those were settled before.
 
-The order: what can never be (regions, cost, KV, deadline on an idle pool), then the storage, then each candidate tier
-from the cheapest, the first that fits wins; otherwise the refusal that can be retried soonest.
+The order: the allowed regions, whether this one takes new work, the storage, then each candidate tier from the
+cheapest (what it can never do: cost, KV, deadline on an idle pool; then its load), the first that fits wins; otherwise
+the refusal that can be retried soonest.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Situation:
     jitter: float  # uniform in [0, 1)
     storage_used: float | None  # 0 .. 1; None: unknown
     refusing: frozenset[str] = frozenset()  # pools whose last priority answer was a refusal
+    draining: bool = False  # an operator keeps new work out of the region
 
 
 class Placement(StrEnum):
@@ -108,6 +110,11 @@ def admit(ask: Ask, situation: Situation, params: AdmitParams) -> Decision:
         return _refused(
             ask, first, contract, RegionNotAllowed, "REGION_NOT_ALLOWED",
             f"the model runs in {ask.region}, which is none of the allowed regions ({allowed})",
+        )  # fmt: skip
+    if situation.draining:
+        return _refused(
+            ask, first, contract, Unavailable, "REGION_DRAINING", f"the region {ask.region} takes no new work now",
+            retry_s=_retry(params.retry_s_max, situation, params),
         )  # fmt: skip
     if situation.storage_used is None or situation.storage_used > params.storage_max:
         share = "unknown" if situation.storage_used is None else f"{situation.storage_used:.0%}"

@@ -23,7 +23,6 @@ from laneway.runtime import metrics
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseWatcher
-from laneway.runtime.reading import last_from_leader
 from laneway.runtime.records import RecordHead, RecordStore, StoredRecord
 from laneway.runtime.wire.enums import JOB_STATE_TO_WIRE
 from laneway.runtime.wire.records import UnreadableMessage, encode_record
@@ -220,7 +219,7 @@ class Sweeper:
             return True
         if self._clock.now() + self.skew_s < record.publish_by_s + ACCEPT_GRACE_S:
             return False
-        if await self._lanes.is_parked(record) or await self._is_ready(record):
+        if await self._lanes.holds(record):
             return True
         error = JobError(
             Code.UNAVAILABLE, "NOT_ACCEPTED", "the job was never stored in its lane; nothing ran", Phase.QUEUE
@@ -234,11 +233,6 @@ class Sweeper:
         await self._end(stored, not_accepted)
         _swept.labels(reason=error.reason).inc()
         return True
-
-    async def _is_ready(self, record: JobRecord) -> bool:
-        lane = record.contract.lane
-        wanted = subjects.ready(self._region, lane, record.pool, record.tenant, record.job_id, home="*")
-        return await last_from_leader(self._bus, subjects.lane_stream(self._region, lane), wanted) is not None
 
     async def _end(
         self, stored: StoredRecord, transition: Callable[[JobRecord], JobRecord], *, owner: str = ""

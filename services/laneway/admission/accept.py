@@ -18,6 +18,7 @@ from laneway.policy.admit import Decision, Placement
 from laneway.policy.grouping import group_of
 from laneway.runtime.bus import (
     BusError,
+    NoAnswer,
     NoStream,
     NotConnected,
     OutOfStorage,
@@ -32,6 +33,7 @@ from laneway.runtime.logging import get_logger
 from laneway.runtime.records import RecordExists, RecordStore, StoredRecord
 
 RETRY_EVERY_S = 0.1
+NOT_ACCEPTED = "NOT_ACCEPTED"  # what the scheduler ends a record with whose job never was in its lane
 UNREACHABLE_RETRY_S = 1.0  # what a caller is told when NATS or a stream's leader is away
 
 log = get_logger("laneway.admission.accept")
@@ -66,35 +68,59 @@ class Acceptor:
             raise
         if self._clock.now() > record.publish_by_s:
             stored = await self._settled(stored)
+        error = stored.record.error
+        if error is not None and error.reason == NOT_ACCEPTED:
+            raise NotPublished(
+                error.message, reason=NOT_ACCEPTED, job_id=record.job_id, retry_after_s=UNREACHABLE_RETRY_S
+            )
         return Acceptance(stored.record, stored.sequence)
 
     # --- the record ----------------------------------------------------------------------------------
 
     async def _create(self, record: JobRecord) -> StoredRecord:
         """Our record as stored, or the one that the same key made before."""
+        unknown = False
         while True:
+            trouble: BusError
             try:
-                return StoredRecord(record, await self._records.create(record))
-            except RecordExists as exists:
-                found = exists.stored
-                if _same_write(found.record, record):
-                    return StoredRecord(record, found.sequence)  # an earlier try of ours arrived after all
-                if found.record.state is JobState.REFUSED:
-                    # It was never accepted: its key, or a producer's message, is free for another try.
-                    return StoredRecord(record, await self._records.update(record, found.sequence))
-                return found
-            except WrongSequence:
-                await asyncio.sleep(RETRY_EVERY_S)  # somebody else with the same key; the next try finds its record
-            except PublishUnknown as unknown:
-                if self._clock.now() + RETRY_EVERY_S >= record.publish_by_s:
-                    raise OutcomeUnknown(job_id=record.job_id, retry_after_s=UNREACHABLE_RETRY_S) from unknown
-                await asyncio.sleep(RETRY_EVERY_S)
-            except (NoStream, NotConnected) as away:
-                raise Unavailable(
-                    f"the job could not be stored: {away.message}",
-                    reason=away.reason,
-                    retry_after_s=UNREACHABLE_RETRY_S,
-                ) from away
+                return await self._create_once(record)
+            except (WrongSequence, PublishUnknown, NoAnswer) as error:
+                # Somebody else with the same key, or no answer: the next try finds what is stored.
+                unknown, trouble = True, error
+            except (NoStream, NotConnected) as error:
+                if not unknown:
+                    raise Unavailable(
+                        f"the job could not be stored: {error.message}",
+                        reason=error.reason,
+                        retry_after_s=UNREACHABLE_RETRY_S,
+                    ) from error
+                trouble = error
+            if self._clock.now() + RETRY_EVERY_S >= record.publish_by_s:
+                raise OutcomeUnknown(job_id=record.job_id, retry_after_s=UNREACHABLE_RETRY_S) from trouble
+            await asyncio.sleep(RETRY_EVERY_S)
+
+    async def _create_once(self, record: JobRecord) -> StoredRecord:
+        try:
+            return StoredRecord(record, await self._records.create(record))
+        except RecordExists as exists:
+            found = exists.stored
+        if _same_write(found.record, record):
+            return StoredRecord(record, found.sequence)  # an earlier try of ours arrived after all
+        if await self._never_accepted(found.record, record):
+            return StoredRecord(record, await self._records.update(record, found.sequence))
+        return found
+
+    async def _never_accepted(self, found: JobRecord, ours: JobRecord) -> bool:
+        """Whether the key, or a producer's message, is free for another try.
+
+        REFUSED; or its door died before the job was in its lane, and nobody else would put it there. Should that door
+        live and be about to, there are two messages, and the claim takes one.
+        """
+        if found.state is JobState.REFUSED:
+            return True
+        if not _untouched(found) or found.body_digest != ours.body_digest:
+            return False
+        return not await self._lanes.holds(found)
 
     # --- the lane ------------------------------------------------------------------------------------
 
@@ -126,14 +152,14 @@ class Acceptor:
 
     async def _refuse(self, stored: StoredRecord, refusal: LanewayError) -> None:
         record, error = stored.record, job_error_of(refusal)
+
+        def refused(found: JobRecord) -> JobRecord:
+            if not _same_write(found, record):
+                raise IllegalTransition("another request with the same key made it its own", found)
+            return refuse(found, error, self._clock.now())
+
         try:
-            await self._records.change(
-                record.region,
-                record.tenant,
-                record.job_id,
-                lambda found: refuse(found, error, self._clock.now()),
-                stored=stored,
-            )
+            await self._records.change(record.region, record.tenant, record.job_id, refused, stored=stored)
         except IllegalTransition:
             return
         except LanewayError as trouble:  # the scheduler ends it after publish_by
@@ -147,13 +173,20 @@ class Acceptor:
 
 
 def _same_write(found: JobRecord, ours: JobRecord) -> bool:
-    """Whether a stored record is what this very request tried to store before."""
-    return (found.door, found.timings.created_s, found.body_digest, found.attempt) == (
+    """Whether a stored record is what this very request tried to store before, and nobody changed it since.
+
+    A lane message carries the sequence of this write and may be claimed from it without a read, so it must not be that
+    of a cancellation.
+    """
+    return _untouched(found) and (found.door, found.timings.created_s, found.body_digest) == (
         ours.door,
         ours.timings.created_s,
         ours.body_digest,
-        0,
     )
+
+
+def _untouched(record: JobRecord) -> bool:
+    return record.state is JobState.WAITING and not record.attempt
 
 
 class NotPublished(Unavailable):

@@ -23,7 +23,7 @@ from laneway.admission.results import JobBook
 from laneway.admission.streams import Stream, beyond_end
 from laneway.core import ids
 from laneway.core.clock import Clock
-from laneway.core.errors import AlreadyExists, LanewayError, Unavailable
+from laneway.core.errors import AlreadyExists, LanewayError, NotFound, Unavailable
 from laneway.core.job import Contract, JobRecord, Timings, Verdict
 from laneway.core.lanes import JobState, Lane, OnDisconnect, Phase
 from laneway.policy.contract import bounded_by_call
@@ -34,6 +34,7 @@ from laneway.runtime.logging import get_logger
 from laneway.runtime.wire.requests import ParsedSpec
 
 PRIORITY_PUBLISH_S_MAX = 5.0  # a caller who wants an answer now is not kept longer on a queue that does not answer
+LEFT_RETRY_S = 1.0  # between tries to cancel a job whose caller left, while NATS does not let us
 
 log = get_logger("laneway.admission")
 
@@ -124,17 +125,25 @@ class Admission:
             record = (await accepting).record
         except LanewayError:
             return
-        if record.contract.on_disconnect is OnDisconnect.KEEP or self._door.streams_of(record.job_id):
+        if record.contract.on_disconnect is OnDisconnect.KEEP:
             return
-        try:
-            if self._clock.now() >= record.contract.deadline_s:
-                begun = stream.next_index > stream.from_index
-                phase = Phase.DECODE if begun else Phase.PREFILL if stream.worker_id else Phase.QUEUE
-                await self._ender.expire(record, phase)
-            else:
-                await self._ender.cancel(record, message="the caller went away")
-        except LanewayError as error:  # its worker stops when this door's beats no longer name the job
-            log.warning("job_not_cancelled", job_id=record.job_id, error=error.message)
+        while not self._door.streams_of(record.job_id):
+            try:
+                if self._clock.now() >= record.contract.deadline_s:
+                    begun = stream.next_index > stream.from_index
+                    phase = Phase.DECODE if begun else Phase.PREFILL if stream.worker_id else Phase.QUEUE
+                    await self._ender.expire(record, phase)
+                else:
+                    await self._ender.cancel(record, message="the caller went away")
+                return
+            except NotFound:
+                return
+            except LanewayError as error:
+                # Nobody else would: its worker only ends what a dead door leaves, or what is over its deadline.
+                log.warning("job_not_cancelled", job_id=record.job_id, error=error.message)
+                if self._clock.now() >= record.contract.deadline_s:
+                    return
+            await asyncio.sleep(LEFT_RETRY_S)
 
     def _learn(self, record: JobRecord) -> None:
         if record.state is JobState.SUCCEEDED and record.result is not None:
@@ -193,7 +202,7 @@ class Admission:
         judged = self._judge.judge(options, contract, job_id)
         if judged.decision.refusal is None:
             return _Decided(self._record(caller, request, judged, job_id, attached=attached), judged)
-        if request.key:
+        if request.key or request.job_id:
             # What was accepted stays accepted, however full the lanes are by now.
             earlier = await self.book.earlier(caller.tenant, job_id)
             if earlier is not None:
@@ -204,11 +213,16 @@ class Admission:
         judged = decided.judged
         if judged is None:
             return Acceptance(decided.record, 0, existing=True)
+        ours = False
         try:
-            return await self._acceptor.accept(decided.record, judged.option.task, judged.decision, judged.full_retry_s)
-        except BaseException:
-            self._judge.withdraw(decided.record.job_id)
-            raise
+            accepted = await self._acceptor.accept(
+                decided.record, judged.option.task, judged.decision, judged.full_retry_s
+            )
+            ours = not accepted.existing
+            return accepted
+        finally:
+            if not ours:
+                self._judge.withdraw(decided.record.job_id)
 
     def _job_id(self, caller: Caller, request: Request) -> str:
         if request.key:

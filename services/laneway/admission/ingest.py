@@ -170,13 +170,17 @@ class Ingest:
         return await self._admission.submit(Caller(arrival.tenant), wanted)
 
     async def _settled_before(self, arrival: _Arrival) -> JobRecord | None:
-        """What an earlier delivery of this message came to. Without a key the record alone says it: its id is ours."""
+        """What an earlier delivery of this message came to. Without a key the record alone says it: its id is ours.
+
+        None also where it is not certain that the job came into its lane: accepting it again finds out.
+        """
         if arrival.key:
             return None
         stored = await self._records.get(self._region, arrival.tenant, arrival.job_id)
         if stored is None or _put_off(stored.record):
             return None
-        return stored.record
+        record = stored.record
+        return record if record.state is not JobState.WAITING or record.attempt else None
 
     async def _refused(self, arrival: _Arrival, error: LanewayError) -> JobRecord:
         """The terminal record of a message that can never be accepted."""

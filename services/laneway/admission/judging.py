@@ -16,6 +16,7 @@ from laneway.core.job import Contract
 from laneway.core.lanes import Lane
 from laneway.policy.admit import AdmitParams, Ask, Decision, Placement, Situation, admit, full_lane_retry_s
 from laneway.policy.eta import Load, pool_view, rates
+from laneway.runtime.draining import Draining
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.plans import PlanView
 
@@ -35,6 +36,7 @@ class Judge:
         leases: LeaseWatcher,
         ledger: Ledger,
         storage: StorageWatch,
+        draining: Draining,
         params: AdmitParams,
         clock: Clock,
         random: Random,
@@ -44,6 +46,7 @@ class Judge:
         self._leases = leases
         self._ledger = ledger
         self._storage = storage
+        self._draining = draining
         self._params = params
         self._clock = clock
         self._random = random
@@ -57,7 +60,9 @@ class Judge:
         pools = [option.candidate.pool.name for option in options]
         since = {o.candidate.pool.name: self._ledger.since(o.candidate.pool.name, _prefill(o, plan)) for o in options}
         views = {pool: pool_view(pool, plan, leases, since[pool], now_s) for pool in pools}
-        situation = Situation(views, now_s, self._random.random(), self._storage.used(), frozenset(self._refusing))
+        situation = Situation(
+            views, now_s, self._random.random(), self._storage.used(), frozenset(self._refusing), self._draining.on
+        )
         decision = admit(Ask(contract, [o.candidate for o in options], self._region), situation, self._params)
         option = next(o for o in options if o.candidate is decision.candidate)
         if job_id:
@@ -65,7 +70,7 @@ class Judge:
         return Judged(decision, option, full_lane_retry_s(decision, situation, self._params))
 
     def withdraw(self, job_id: str) -> None:
-        """A job that was judged acceptable did not reach its lane."""
+        """A job that was judged acceptable did not reach its lane, or was there before."""
         self._ledger.ended(job_id)
 
     def _remember(self, decision: Decision, pools: list[str], job_id: str, prefill_tokens_per_s: float) -> None:

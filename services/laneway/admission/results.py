@@ -18,13 +18,17 @@ from laneway.core.lanes import JobState, Lane
 from laneway.runtime.auth import Caller
 from laneway.runtime.bus import Bus
 from laneway.runtime.lanes import LaneStore
+from laneway.runtime.logging import get_logger
 from laneway.runtime.paging import make_token, page_size_of, read_token
 from laneway.runtime.records import RecordHead, RecordStore, StoredRecord, head_of
 from laneway.runtime.snapshots import snapshot
+from laneway.runtime.wire.records import UnreadableMessage
 
 SCAN_JOBS_MAX = 2000  # records read for one page; a filter that matches little gives shorter pages, not longer waits
 READS_AT_ONCE = 32
 _WAITING = frozenset({JobState.PARKED, JobState.READY})
+
+log = get_logger("laneway.admission.results")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +68,28 @@ class JobBook:
         self._lanes = lanes
         self._ender = ender
 
-    async def find(self, caller: Caller, job_id: str, *, leader: bool = False) -> StoredRecord:
+    async def find(self, caller: Caller, job_id: str) -> StoredRecord:
         """The record of a job that the caller may see; NotFound for every other."""
         region = ids.job_region(job_id)
         if region == self._region:
-            stored = await self._records.get(region, caller.tenant, job_id, leader=leader)
+            stored = await self._records.get(region, caller.tenant, job_id)
+            if stored is None:  # a replica may be behind: only the leader can say that there is none
+                stored = await self._records.get(region, caller.tenant, job_id, leader=True)
             if stored is None and caller.role == "operator":
                 tenant = await self._records.find_tenant(region, job_id)
-                stored = await self._records.get(region, tenant, job_id, leader=leader) if tenant else None
+                stored = await self._records.get(region, tenant, job_id, leader=True) if tenant else None
             if stored is not None:
                 return stored
         raise NotFound("there is no such job", job_id=job_id)
 
     async def earlier(self, tenant: str, job_id: str) -> JobRecord | None:
-        """The job that an idempotency key made before; a refusal made none."""
-        stored = await self._records.get(self._region, tenant, job_id)
-        return stored.record if stored is not None and stored.record.state is not JobState.REFUSED else None
+        """The job that an idempotency key made before; a refusal made none, nor a door that died too early."""
+        stored = await self._records.get(self._region, tenant, job_id, leader=True)
+        if stored is None or stored.record.state is JobState.REFUSED:
+            return None
+        record = stored.record
+        unsure = record.state is JobState.WAITING and not record.attempt
+        return None if unsure and not await self._lanes.holds(record) else record
 
     async def get(self, caller: Caller, job_id: str) -> JobView:
         return await self._view((await self.find(caller, job_id)).record)
@@ -125,10 +135,17 @@ class JobBook:
         return sorted(heads, key=_order, reverse=True)
 
     async def _views(self, tenant: str, heads: list[RecordHead], wanted: JobFilter) -> dict[str, JobView]:
-        stored = await asyncio.gather(*(self._records.get(self._region, tenant, h.job_id) for h in heads))
+        stored = await asyncio.gather(*(self._readable(tenant, head.job_id) for head in heads))
         records = [s.record for s in stored if s is not None and wanted.matches(s.record)]
         views = await asyncio.gather(*map(self._view, records))
         return {v.record.job_id: v for v in views if wanted.state in (None, JobState.WAITING, v.state)}
+
+    async def _readable(self, tenant: str, job_id: str) -> StoredRecord | None:
+        try:
+            return await self._records.get(self._region, tenant, job_id)
+        except UnreadableMessage as error:  # of a later release: the others must still be seen
+            log.warning("record_unreadable", job_id=job_id, error=str(error))
+            return None
 
     async def _view(self, record: JobRecord) -> JobView:
         if record.state is not JobState.WAITING:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -38,6 +38,7 @@ from laneway.runtime import metrics
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.catalogue import catalogue_of
 from laneway.runtime.clock import SystemClock
+from laneway.runtime.draining import Draining
 from laneway.runtime.grpc_server import GrpcServer
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseWatcher
@@ -73,7 +74,7 @@ async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None 
         service = AdmissionService(house.admission, catalogue, settings.policy, clock)
         server.add(SERVICE, lambda grpc: admission_pb2_grpc.add_AdmissionServiceServicer_to_server(service, grpc))
         async with asyncio.TaskGroup() as group:
-            keeping = [group.create_task(house.door.run()), group.create_task(house.storage.run())]
+            keeping = [group.create_task(part) for part in house.keeping()]
             taking = [group.create_task(house.ingest.run())] if settings.admission.ingest else []
             try:
                 address = await server.start(settings.admission.listen)
@@ -126,8 +127,13 @@ class _House:
     admission: Admission
     door: Door
     storage: StorageWatch
+    draining: Draining
     ingest: Ingest
     chores: Chores
+
+    def keeping(self) -> tuple[Coroutine[object, object, None], ...]:
+        """What runs as long as the door is open."""
+        return self.door.run(), self.storage.run(), self.draining.keep_fresh()
 
 
 @asynccontextmanager
@@ -141,16 +147,18 @@ async def _house(
     lanes, leases = LaneStore(bus, region), LeaseWatcher(bus, region, clock)
     plans = PlanView(bus, region, lambda plan: ledger.plan_arrived())
     storage = StorageWatch(lanes, clock, wanted.storage_poll_s)
+    draining = Draining(bus, region, lambda: None)
     ender = Ender(bus, records, lanes, leases, chores, clock)
     door = Door(door_id, bus, region, records, ender, leases, ledger, clock, door_limits(wanted))
     params = admit_params(settings.policy, wanted)
-    judge = Judge(region, plans, leases, ledger, storage, params, clock, SystemRandom())
+    judge = Judge(region, plans, leases, ledger, storage, draining, params, clock, SystemRandom())
     async with AsyncExitStack() as stack:
         threads = ThreadPoolExecutor(wanted.tokenizer_threads, thread_name_prefix="tokenizer")
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         for part in (leases, plans, door):
             await part.start()
             stack.push_async_callback(part.close)
+        await stack.enter_async_context(draining.watch())
         await storage.poll()
         stack.enter_context(
             metrics.live_gauge("laneway_door_streams", "Live streams.", ("lane",), lambda: _stream_samples(door))
@@ -171,7 +179,7 @@ async def _house(
             lambda: bus.connected,
         )
         ingest = Ingest(bus, region, records, admission, catalogue, settings.policy, clock, wanted.ingest_inflight)
-        yield _House(admission, door, storage, ingest, chores)
+        yield _House(admission, door, storage, draining, ingest, chores)
 
 
 async def _load_tokenizers(catalogue: Catalogue) -> dict[str, Tokenizer]:

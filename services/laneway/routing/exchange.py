@@ -21,9 +21,9 @@ from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
 from laneway.core.errors import NotFound, Unavailable
 from laneway.policy.route import RegionDigest, Sighting, digest_of
-from laneway.routing.draining import Draining
 from laneway.routing.wire import UnreadableDigest, decode_digest, digest_to_proto
 from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.draining import Draining
 from laneway.runtime.plans import PlanView
 from laneway.runtime.settings import Settings
 from laneway.v1 import bus_pb2

@@ -180,6 +180,15 @@ class LaneStore:
         stream = subjects.lane_stream(self._region, record.contract.lane)
         return bool(await subject_list(self._bus, stream, self._park_filter(record)))
 
+    async def holds(self, record: JobRecord) -> bool:
+        """Whether the job's message is in its lane: parked, ready, or with a worker."""
+        if await self.is_parked(record):
+            return True
+        # In this order: a job that is released meanwhile is seen at least once.
+        lane = record.contract.lane
+        ready = subjects.ready(self._region, lane, record.pool, record.tenant, record.job_id, home="*")
+        return await last_from_leader(self._bus, subjects.lane_stream(self._region, lane), ready) is not None
+
     def _park_filter(self, record: JobRecord) -> str:
         return subjects.parked_job_filter(self._region, record.contract.lane, record.pool, record.tenant, record.job_id)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import structlog
 
 from laneway.core import subjects
-from laneway.runtime.bus import Bus
+from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.kv import Key
 
 KEY = "draining"
+REFRESH_S = 15.0  # between looks at what a watch may have missed
 _YES, _NO = b"true", b"false"
 
 _log = structlog.get_logger(__name__)
@@ -32,6 +34,15 @@ class Draining:
     async def refresh(self) -> None:
         """For watches that missed a change. Raises a BusError."""
         self._take((await self._key.read()).data)
+
+    async def keep_fresh(self) -> None:
+        """Looks at intervals until cancelled."""
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            try:
+                await self.refresh()
+            except BusError as error:
+                _log.warning("region_draining_unknown", error=error.message)
 
     async def set(self, draining: bool) -> None:
         """Idempotent. Raises a BusError."""
