@@ -1,4 +1,7 @@
-"""Streams one answer from the priority lane: python examples/generate.py "Why is the sky blue?" [host:port]"""
+"""Streams one answer from the priority lane: python examples/generate.py "Why is the sky blue?" [host:port]
+
+`laneway up --fixed-ports` listens at the default address; without the flag, give the one that it prints.
+"""
 
 import asyncio
 import sys

@@ -1,6 +1,8 @@
 """A batch producer that speaks NATS alone: each line of standard input becomes a job of the batch lane.
 
-python examples/producer.py nats://127.0.0.1:4222 < prompts.txt
+printf 'Describe a lighthouse.\nDescribe a harbour.\n' | python examples/producer.py [nats://host:port]
+
+`laneway up --fixed-ports` has its NATS at the default address; without the flag, give the one that it prints.
 """
 
 import asyncio
@@ -15,7 +17,7 @@ from laneway.v1 import admission_pb2, bus_pb2, common_pb2, task_pb2
 REGION, TENANT = "local", "default"
 
 
-async def main(url: str, prompts: list[str]) -> None:
+async def main(prompts: list[str], url: str = "nats://127.0.0.1:4222") -> None:
     bus = await nats.connect(url)
     stream = bus.jetstream()
     new = DeliverPolicy.NEW
@@ -45,4 +47,4 @@ async def main(url: str, prompts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], [line.strip() for line in sys.stdin if line.strip()]))
+    asyncio.run(main([line.strip() for line in sys.stdin if line.strip()], *sys.argv[1:]))

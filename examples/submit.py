@@ -1,9 +1,12 @@
-"""Leaves two jobs in the batch lane and collects the results: python examples/submit.py [host:port]"""
+"""Leaves two jobs in the batch lane and collects the results: python examples/submit.py [host:port]
+
+`laneway up --fixed-ports` listens at the default address; without the flag, give the one that it prints.
+"""
 
 import asyncio
 import sys
 
-from laneway.client import Client
+from laneway.client import Client, LanewayError
 
 
 async def main(address: str = "127.0.0.1:7070") -> None:
@@ -23,8 +26,11 @@ async def main(address: str = "127.0.0.1:7070") -> None:
             print(f"{subject}: {submitted.verdict.kind}, {submitted.verdict.message}")
         for job_id, subject in jobs.items():
             job = await client.wait(job_id)
-            print(f"{subject}: {job.result.text if job.result else job.error}")
+            print(f"{subject}: {job.result.text if job.result else job.state}")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    try:
+        asyncio.run(main(*sys.argv[1:]))
+    except LanewayError as error:
+        sys.exit(f"{error.message} ({error.reason})")

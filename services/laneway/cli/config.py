@@ -13,7 +13,7 @@ from laneway.cli.console import EXIT_USAGE, fail, print_json, print_table
 from laneway.cli.serve import ConfigOption, SetOption, flags_of
 from laneway.core.errors import ConfigError
 
-app = typer.Typer(help="Settings.", no_args_is_help=True)
+app = typer.Typer(help="Look at the settings.", no_args_is_help=True)
 
 _CREDENTIAL = re.compile(r"//[^/@\s]+@")  # user:password@ in a URL
 
@@ -43,7 +43,12 @@ def show(
     if as_json:
         print_json(found)
     else:
-        print_table(("KEY", "VALUE", "ORIGIN"), [tuple(row.values()) for row in found], empty="no such setting")
+        print_table(
+            ("KEY", "VALUE", "ORIGIN"),
+            [tuple(row.values()) for row in found],
+            empty="no such setting",
+            folded=["VALUE", "ORIGIN"],
+        )
 
 
 def _leaves(table: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -104,4 +104,5 @@ def _token(token_file: Path | None) -> str | None:
     try:
         return token_file.read_text(encoding="utf-8").strip() or None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the token file {token_file} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"the token file {token_file} cannot be read: {why}") from None

@@ -23,6 +23,9 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+COLUMN_GAP = 2
+FOLDED_WIDTH_MIN = 12
+
 
 def run(work: Callable[[], Coroutine[Any, Any, int | None]]) -> NoReturn:
     """Runs a command's coroutine and ends the process with its exit code. Errors become one line."""
@@ -50,7 +53,7 @@ def fail(sentence: str, code: int = EXIT_FAILED) -> NoReturn:
 def describe(error: LanewayError) -> str:
     """One line: what happened, then what a caller can act on."""
     parts = [error.reason]
-    if error.field:
+    if error.field and error.field not in error.message:
         parts.append(f"field {error.field}")
     if error.phase is not None:
         parts.append(f"while in {error.phase}")
@@ -74,20 +77,44 @@ def print_json(value: object) -> None:
     print(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """A table on standard output; a sentence on standard error if there is nothing to show."""
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str, folded: Sequence[str] = ()
+) -> None:
+    """A table on standard output; a sentence on standard error if there is nothing to show.
+
+    Columns come in order of importance: a terminal that is too narrow loses the last ones, so that names stay whole
+    and can be copied. Only cells of the `folded` columns may take several lines.
+    """
     if not rows:
         say(empty)
         return
     from rich.table import Table
 
+    console = output()
+    fitting = _columns_that_fit(columns, rows, folded, console.width)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        numeric = all(isinstance(row[columns.index(name)], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for i, name in enumerate(columns[:fitting]):
+        numeric = all(isinstance(row[i], int | float) for row in rows)
+        whole = name not in folded and fitting > 1
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    output().print(table)
+        table.add_row(*(str(cell) for cell in row[:fitting]))
+    console.print(table)
+    if fitting < len(columns):
+        say(f"(no room for {', '.join(columns[fitting:])}; --json has them)")
+
+
+def _columns_that_fit(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], folded: Sequence[str], width: int
+) -> int:
+    """How many of the first columns a line holds; at least one."""
+    used = -COLUMN_GAP
+    for i, name in enumerate(columns):
+        widest = max(len(name), *(len(str(row[i])) for row in rows))
+        used += COLUMN_GAP + (min(widest, max(len(name), FOLDED_WIDTH_MIN)) if name in folded else widest)
+        if used > width:
+            return max(1, i)
+    return len(columns)
 
 
 def output() -> Console:

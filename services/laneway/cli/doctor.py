@@ -143,7 +143,8 @@ def check_nats(settings: Settings, running: Endpoint | None) -> Iterator[Finding
             greeting = connection.recv(4096).decode(errors="replace")
     except (OSError, ValueError) as error:
         mend = "laneway up starts one; elsewhere set nats.url"
-        yield Finding(Level.NOTE, f"no NATS at {host}:{port}: {error}", mend)
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        yield Finding(Level.NOTE, f"no NATS at {host}:{port}: {why}", mend)
         return
     found = re.search(r'"version":"([^"]+)"', greeting)
     if found is None:

@@ -11,7 +11,8 @@ from laneway.core.lanes import JobState, VerdictKind
 if TYPE_CHECKING:
     from laneway.client import Finished, Job, TokenStream
 
-JOB_COLUMNS = ("JOB", "STATE", "LANE", "MODEL", "AGE", "DUE", "PROMPT", "ANSWER", "ATTEMPT", "ERROR")
+DUE_OR_ERROR = "DUE OR ERROR"
+JOB_COLUMNS = ("JOB", "STATE", "LANE", "AGE", DUE_OR_ERROR, "PROMPT", "ANSWER", "MODEL", "ATTEMPT")
 
 
 async def print_stream(stream: TokenStream, as_json: bool) -> None:
@@ -68,14 +69,19 @@ def job_row(job: Job) -> tuple[object, ...]:
         job.job_id,
         job.state,
         job.contract.lane,
-        job.model,
         moment(job.timings.created_s).removesuffix(" ago"),
-        "" if job.state.terminal else moment(job.contract.deadline_s),
+        _due_or_error(job),
         job.prompt_tokens,
         job.usage.completion_tokens,
+        job.model,
         job.attempt,
-        job.error.reason if job.error else "",
     )
+
+
+def _due_or_error(job: Job) -> str:
+    if job.error is not None:
+        return job.error.reason
+    return "" if job.state.terminal else moment(job.contract.deadline_s)
 
 
 def print_job(job: Job) -> None:

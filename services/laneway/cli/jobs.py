@@ -12,6 +12,7 @@ from laneway.cli import connect
 from laneway.cli.connect import AddressOption, JsonOption, TimeoutOption, TokenOption
 from laneway.cli.console import print_json, print_table, run, say
 from laneway.cli.job_view import (
+    DUE_OR_ERROR,
     JOB_COLUMNS,
     ending,
     job_row,
@@ -35,13 +36,13 @@ RawOption = Annotated[bool, typer.Option("--raw", help="Complete the text as it 
 LaneOption = Annotated[Lane, typer.Option("--lane", "-l", help="Lane to travel in.")]
 MaxTokensOption = Annotated[int | None, typer.Option("--max-tokens", "-n", min=1, help="Most tokens of the answer.")]
 TemperatureOption = Annotated[float | None, typer.Option("--temperature", "-t", help="0 is greedy.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", min=0)]
+SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Same seed, same draws.")]
 StopOption = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; repeatable.")]
 DeadlineOption = Annotated[
     float | None, typer.Option("--deadline", min=0.001, help="Seconds from now until the whole answer is due.")
 ]
 TierOption = Annotated[str | None, typer.Option("--least-tier", help="Lowest tier that is good enough.")]
-LabelOption = Annotated[list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Repeatable.")]
+LabelOption = Annotated[list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Of your own; repeatable.")]
 KeyOption = Annotated[str | None, typer.Option("--key", help="Idempotency key: the same key names the same job.")]
 
 
@@ -190,8 +191,8 @@ def cancel(
 
 def jobs(
     job_id: Annotated[str | None, typer.Argument(help="Show this job in full.")] = None,
-    lane: Annotated[Lane | None, typer.Option("--lane", "-l")] = None,
-    state: Annotated[JobState | None, typer.Option("--state", "-s")] = None,
+    lane: Annotated[Lane | None, typer.Option("--lane", "-l", help="Only jobs of this lane.")] = None,
+    state: Annotated[JobState | None, typer.Option("--state", "-s", help="Only jobs in this state.")] = None,
     label: LabelOption = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Most jobs to show.")] = 50,
     timeout: TimeoutOption = None,
@@ -212,7 +213,7 @@ def jobs(
         if as_json:
             print_json(found)
             return
-        print_table(JOB_COLUMNS, [job_row(job) for job in found], empty="no jobs")
+        print_table(JOB_COLUMNS, [job_row(job) for job in found], empty="no jobs", folded=[DUE_OR_ERROR])
 
     run(work)
 

@@ -10,13 +10,14 @@ from laneway.cli import config, jobs, operate, serve
 from laneway.cli.doctor import doctor
 from laneway.cli.up import up
 
-HELP = """Traffic control for LLM inference: one door, three lanes, many engines.
-
-`laneway demo` shows it; `laneway up` runs it here; `laneway generate "Hello"` asks it. Commands find the stack that
-`up` runs on this machine; elsewhere name a service with --address or LANEWAY_ADDRESS.
-
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage or setting, 130 interrupted.
-"""
+# One line for each paragraph: the help keeps line breaks.
+HELP = (
+    "Traffic control for LLM inference: one door, one lane per priority class, workers that pull.\n\n"
+    '`laneway demo` shows it; `laneway up` runs it here; `laneway generate "Hello"` asks it. '
+    "Commands find the stack that `up` runs on this machine; elsewhere name a service with --address or "
+    "LANEWAY_ADDRESS, LANEWAY_SCHEDULER_ADDRESS, LANEWAY_ROUTING_ADDRESS.\n\n"
+    "Exit codes: 0 done, 1 refused or failed, 2 wrong usage or setting, 130 interrupted."
+)
 CALLING, OPERATING, SERVING = "Jobs", "Operation", "Services"
 
 app = typer.Typer(
@@ -39,17 +40,23 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
 
 @app.command(rich_help_panel="Here")
 def demo(
-    fifo: Annotated[bool, typer.Option(envvar="FIFO", help="Compare with one first-in-first-out lane.")] = True,
-    keep: Annotated[bool, typer.Option(envvar="KEEP", help="Leave the stack up at the end.")] = False,
+    fifo: Annotated[
+        bool, typer.Option(envvar="FIFO", help="Run the same arrivals through one FIFO lane as well.")
+    ] = True,
+    keep: Annotated[
+        bool, typer.Option(envvar="KEEP", help="Leave the stack up at the end, without the comparison.")
+    ] = False,
 ) -> None:
-    """Run the whole stack with a real model for some minutes of mixed traffic, and show the lanes."""
+    """Run the stack with a real model under a minute of mixed traffic, then with one FIFO lane: about 4 minutes."""
     from laneway.cli.demo import demo as run_demo
 
     raise typer.Exit(run_demo(fifo=fifo, keep=keep))

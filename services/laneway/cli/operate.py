@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from laneway.client import Region
 
 WorkerArgument = Annotated[str, typer.Argument(metavar="WORKER", help="Name of a worker, or of one incarnation.")]
-LaneArgument = Annotated[Lane, typer.Argument(help="Lane.")]
+RegionArgument = Annotated[str, typer.Argument(help="Name of a region, as `laneway regions` shows it.")]
+LaneArgument = Annotated[Lane, typer.Argument(help="Which lane.")]
 
 
 def lanes(
@@ -32,18 +33,18 @@ def lanes(
         if as_json:
             print_json(found)
             return
-        columns = ("LANE", "POOL", "READY", "RUNNING", "PARKED", "LIMIT", "NEXT DUE", "RELEASED", "")
+        columns = ("LANE", "POOL", "STATE", "READY", "RUNNING", "PARKED", "LIMIT", "NEXT DUE", "RELEASED")
         rows = [
             (
                 lane.lane,
                 lane.pool,
+                "paused" if lane.paused else "open",
                 lane.ready,
                 lane.running,
                 lane.parked,
                 lane.limit or "",
                 moment(lane.next_due_s),
                 lane.released,
-                "paused" if lane.paused else "",
             )
             for lane in found
         ]
@@ -67,36 +68,23 @@ def workers(
         if as_json:
             print_json(found)
             return
-        columns = (
-            "WORKER",
-            "POOL",
-            "ENGINE",
-            "STATE",
-            "RUNNING",
-            "SLOTS",
-            "KV",
-            "PREFILL/S",
-            "DECODE/S",
-            "JOBS",
-            "PID",
-        )
+        columns = ("WORKER", "STATE", "SLOTS", "KV", "JOBS", "PREFILL/S", "DECODE/S", "POOL", "ENGINE", "PID")
         rows = [
             (
                 worker.name,
-                worker.pool,
-                worker.engine,
                 f"{worker.state} ({worker.detail})" if worker.detail else worker.state,
-                worker.running,
-                worker.slots,
+                f"{worker.running}/{worker.slots}",
                 f"{100 * worker.kv_tokens_used / worker.kv_tokens:.0f} %" if worker.kv_tokens else "",
+                worker.jobs_done,
                 round(worker.prefill_tokens_per_s),
                 round(worker.decode_tokens_per_s),
-                worker.jobs_done,
+                worker.pool,
+                worker.engine,
                 worker.process_id,
             )
             for worker in found
         ]
-        print_table(columns, rows, empty="no live workers")
+        print_table(columns, rows, empty="no live workers", folded=["STATE"])
 
     run(work)
 
@@ -113,7 +101,7 @@ def list_models(
     address: SchedulerOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Show what is served, or fetch the small model."""
+    """Show the models that are served, or fetch the small model."""
     if context.invoked_subcommand is not None:
         return
 
@@ -127,7 +115,7 @@ def list_models(
         rows = [
             (m.name, m.tier, m.pool, m.engine, m.context_length, m.workers, ", ".join(m.capabilities)) for m in found
         ]
-        print_table(columns, rows, empty="no models")
+        print_table(columns, rows, empty="no models", folded=["ABILITIES"])
 
     run(work)
 
@@ -170,9 +158,10 @@ def explain(
             return
         print(f"{found.job_id} is {found.state}")
         for step in found.steps:
-            facts = ", ".join(f"{name} {value}" for name, value in step.facts.items())
+            facts = ", ".join(f"{name} {value}" for name, value in sorted(step.facts.items()) if name != "message")
+            said = f": {step.facts['message']}" if "message" in step.facts else ""
             line = " ".join(word for word in (step.actor, step.action, step.reason) if word)
-            print(f"{clock_time(step.at_s):>12}  {line}{f' ({facts})' if facts else ''}")
+            print(f"{clock_time(step.at_s):>12}  {line}{said}{f' ({facts})' if facts else ''}")
 
     run(work)
 
@@ -259,7 +248,7 @@ def list_regions(
         if as_json:
             print_json(found)
             return
-        columns = ("REGION", "STATE", "MODEL", "WORKERS", "FREE SLOTS", "FIRST TOKEN", "PARKED WORK", "ROUND TRIP")
+        columns = ("REGION", "STATE", "MODEL", "WORKERS", "FREE", "TTFT", "BACKLOG", "ROUND TRIP")
         rows = [row for region in found for row in _region_rows(region)]
         print_table(columns, rows, empty="no regions")
 
@@ -268,7 +257,7 @@ def list_regions(
 
 @regions_app.command("drain")
 def drain_region(
-    region: Annotated[str, typer.Argument()],
+    region: RegionArgument,
     timeout: TimeoutOption = None,
     address: RoutingOption = None,
     token_file: TokenOption = None,
@@ -285,7 +274,7 @@ def drain_region(
 
 @regions_app.command("undrain")
 def undrain_region(
-    region: Annotated[str, typer.Argument()],
+    region: RegionArgument,
     timeout: TimeoutOption = None,
     address: RoutingOption = None,
     token_file: TokenOption = None,

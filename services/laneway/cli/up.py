@@ -29,7 +29,7 @@ def up(
     config: ConfigOption = None,
     set_: SetOption = None,
     engine: Annotated[
-        str, typer.Option("--engine", help="simulated: no model, answers of made-up words at once.")
+        str, typer.Option("--engine", help="openvino, or simulated: no model, made-up words, a token each 10 ms.")
     ] = "",
     workers: Annotated[int | None, typer.Option("--workers", min=0, help="Workers of each pool.")] = None,
     fixed_ports: Annotated[
@@ -144,7 +144,7 @@ def _announce(stack: LocalStack, path: Path) -> None:
         )
         write_endpoint(endpoint, path)
         say(f"other terminals find this stack by {path}")
-    say("ready: try `laneway generate 'Hello'` in another terminal; Ctrl-C stops everything")
+    say("ready: try `laneway generate 'Hello'` elsewhere; Ctrl-C stops everything")
 
 
 def _show(step: Progress) -> None:
