@@ -18,11 +18,13 @@ import pytest
 
 from laneway.core.errors import Code
 from laneway.core.fleet import WorkerState
-from laneway.core.job import Sampling
+from laneway.core.job import JobRecord, Sampling, claim
 from laneway.core.lanes import JobState
+from laneway.runtime.bus import NotConnected
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.local_nats import LocalNats
+from laneway.runtime.records import StoredRecord
 from laneway.runtime.settings import Settings
 from laneway.v1 import bus_pb2
 from tests.support.nats import REGION, eventually
@@ -222,6 +224,71 @@ async def test_a_worker_whose_lease_lapsed_says_nothing_and_goes_on_when_it_is_b
         (record,) = await place.ended(job_id)
         assert record.attempt == 1
         await each_index_once(place, door, [job_id], 600)
+
+
+async def test_a_worker_whose_lease_is_back_says_nothing_before_it_knows_that_the_job_is_still_its_own(
+    nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
+):
+    async with yard(nats_server, workers=1, engine__pace_s=0.005) as place, ByteDoor(place.bus) as door:
+        (job_id,) = await streaming(place, door, 1, max_tokens=3000)
+        await eventually(lambda: len(door.ids(job_id)) > 20)
+        worker = place.workers[0].worker
+        endings, lease = worker._bench.endings, worker.lease
+        read, answered = endings.read, asyncio.Event()
+
+        async def slowly(record: JobRecord) -> StoredRecord | None:
+            await answered.wait()
+            return await read(record)
+
+        monkeypatch.setattr(endings, "read", slowly)
+        lease._renewed_s = lease._renewed_s - 10.0  # type: ignore[operator] # it was renewed
+        await eventually(lambda: not worker.emitter.may_emit)
+        record = await place.record(job_id)
+        taken = claim(record, "another-worker", 1.0, owner_is_dead=True)
+        await place.records.change(record.region, record.tenant, job_id, lambda found: taken)
+        await eventually(lambda: worker.emitter.may_emit)
+        spoken, steps = door.batches, worker.sequences.stats().steps
+        await eventually(lambda: worker.sequences.stats().steps > steps + 20)
+        assert door.batches == spoken, "nothing leaves while the record is being read"
+        answered.set()
+        await eventually(place.workers[0].idle)
+        assert door.batches == spoken
+        assert (await place.record(job_id)).owner == "another-worker"
+
+
+async def test_an_undrain_does_not_keep_a_worker_that_stops_from_stopping(nats_server: LocalNats):
+    async with yard(nats_server, workers=1, engine__pace_s=0.01) as place:
+        long = await place.submit(max_tokens=100)
+        running = place.workers[0]
+        await eventually(lambda: not running.idle())
+        running.stop.set()
+        await eventually(lambda: running.worker.snapshot().state is WorkerState.DRAINING)
+        await place.tell(running.id, drain=bus_pb2.DrainHint(draining=False))
+        later = await place.submit(max_tokens=4)
+        await running.task
+        assert (await place.record(long.record.job_id)).state is JobState.SUCCEEDED
+        assert (await place.record(later.record.job_id)).state is JobState.WAITING
+
+
+async def test_a_claim_that_nats_left_open_is_no_failure_of_the_job(
+    nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
+):
+    async with yard(nats_server, workers=1, nats__ack_wait_priority_s=1.0) as place:
+        records = place.workers[0].worker._bench.claims._records
+        update, lost = records.update, []
+
+        async def unanswered_once(record: JobRecord, expected_sequence: int) -> int:
+            sequence = await update(record, expected_sequence)
+            if not lost:
+                lost.append(record.job_id)
+                raise NotConnected
+            return sequence
+
+        monkeypatch.setattr(records, "update", unanswered_once)
+        stored = await place.submit()
+        (record,) = await place.ended(stored.record.job_id)
+        assert lost
+        assert (record.state, record.starts, record.clean) == (JobState.SUCCEEDED, 2, 1)
 
 
 async def test_drain_finishes_what_runs_and_gives_back_what_does_not(nats_server: LocalNats):

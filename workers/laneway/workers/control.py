@@ -29,6 +29,11 @@ _log = structlog.get_logger(__name__)
 
 
 class Drainable(Protocol):
+    @property
+    def stopping(self) -> bool:
+        """Whether it drains for good."""
+        ...
+
     async def drain_changed(self) -> None: ...
 
 
@@ -119,7 +124,7 @@ class Control:
     async def _drain(self, draining: bool) -> None:
         if draining:
             await self._pulls.pause()
-        else:
+        elif not self._worker.stopping:
             self._pulls.go_on()
         _log.info("worker_drain_changed", draining=draining)
         await self._worker.drain_changed()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from laneway.core import job as jobs
-from laneway.core.job import LaneJob, Result, Usage
+from laneway.core.job import JobRecord, LaneJob, Result, Usage
 from laneway.core.lanes import FinishReason, OnDisconnect
 from laneway.runtime.bus import BusError
 from laneway.runtime.puller import Delivery
@@ -63,7 +63,7 @@ class JobRun:
         self._offers: dict[str, Offer] = {}
         self._sequence: LiveSequence | None = None
         self._open = False  # output may leave
-        self._check_ownership = False
+        self._doubts = 0  # times since the last look at the record at which others may have taken the job over
         self._wake = asyncio.Event()
 
     @property
@@ -82,10 +82,10 @@ class JobRun:
             word = await self._live(alone)
         except BusError as error:  # whether we own the job could not be learned
             _log.warning("claim_undecided", job_id=self.job_id, reason=error.reason)
-            word = await self._give_up("undecided")
+            word = await self._give_up("undecided", jobs.hand_back)
         except Exception as error:  # noqa: BLE001 - one job's fault must not end the others
             _log.error("run_failed", job_id=self.job_id, error=repr(error), exc_info=error)
-            word = await self._give_up("fault")
+            word = await self._give_up("fault", jobs.requeue)
         if self._sequence is not None:
             self._bench.sequences.abort(self._sequence)
             await self._sequence.gone()
@@ -184,6 +184,9 @@ class JobRun:
 
     async def _until_outcome(self) -> None:
         while self.outcome is None:
+            if self._doubts:
+                await self._confirm_ownership()
+                continue
             left_s = self.job.record.contract.deadline_s - self._bench.clock.now()
             try:
                 async with asyncio.timeout(max(0.0, left_s)):
@@ -191,17 +194,18 @@ class JobRun:
             except TimeoutError:
                 self._end(Outcome(Kind.EXPIRED))
             self._wake.clear()
-            if self._check_ownership and self.outcome is None:
-                await self._confirm_ownership()
 
     async def _confirm_ownership(self) -> None:
-        """After a time in which others may have taken us for dead."""
-        self._check_ownership = False
+        """After a time in which others may have taken us for dead. Nothing leaves until it is known."""
         assert self._owned is not None
+        doubts = self._doubts
         found = await self._bench.endings.read(self._owned.record)
         if found is None or found.sequence != self._owned.sequence:
             terminal = found is not None and found.record.state.terminal
             self._end(Outcome(Kind.STOPPED if terminal else Kind.LOST))
+        self._doubts -= doubts
+        self._send()
+        self._bench.emitter.flush()
 
     async def _conclude(self) -> str:
         assert self._owned is not None
@@ -241,13 +245,13 @@ class JobRun:
         await answer(self.delivery, what)
         return word_of(what)
 
-    async def _give_up(self, word: str) -> str:
-        """After a fault: lets somebody else try. Our claim, if we have one, must not outlive this run."""
+    async def _give_up(self, word: str, give_back: Callable[[JobRecord, str, int], JobRecord]) -> str:
+        """After a fault, ours or of NATS: lets somebody else try. A claim of ours must not outlive this run."""
         self._end(Outcome(Kind.LOST))
         me = self._bench.worker_id
         found = await self._bench.endings.read(self.job.record)
         if found is not None and found.record.owner == me:
-            await self._bench.endings.write(found, lambda record: jobs.requeue(record, me, record.attempt))
+            await self._bench.endings.write(found, lambda record: give_back(record, me, record.attempt))
         await answer(self.delivery, Nak(self._bench.ack_wait_s[self.lane], word))
         return word
 
@@ -319,7 +323,7 @@ class JobRun:
         self._end(Outcome(Kind.HANDED_BACK))
 
     def confirm_ownership(self) -> None:
-        self._check_ownership = True
+        self._doubts += 1
         self._wake.set()
 
     # --- output --------------------------------------------------------------------------------------
@@ -340,7 +344,7 @@ class JobRun:
         self._bench.emitter.flush()
 
     def _send(self) -> None:
-        if not (self._open and self._outlets and self._bench.emitter.may_emit):
+        if self._doubts or not (self._open and self._outlets and self._bench.emitter.may_emit):
             return
         if self.outcome is None or self.outcome.kind is Kind.FINISHED:
             self._outlets.send(self._transcript, self.attempt)

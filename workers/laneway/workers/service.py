@@ -292,6 +292,10 @@ class Worker:
         await self._renew()
         self._room_changed()
 
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
     async def drain_changed(self) -> None:
         """An operator drained or undrained this worker."""
         await self._renew()
