@@ -13,6 +13,7 @@ from laneway.runtime.bus import ApiError, Bus, StreamFull
 from laneway.runtime.lanes import LaneDepth, LaneStore, ReleaseOutcome
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.puller import Bell, LanePuller
+from laneway.runtime.records import RecordStore
 from tests.support.lanes import GROUP, message_count, now_s, park, pull_all
 from tests.support.nats import (
     POOL,
@@ -288,3 +289,19 @@ async def test_purging_a_priority_job(provisioned_bus: Bus, lanes: LaneStore):
     assert await lanes.purge(record) == 1
     assert not await lanes.is_parked(record)
     assert await pull_all(provisioned_bus, Lane.PRIORITY) == []
+
+
+async def test_a_parked_job_is_found_by_its_record_as_stored(provisioned_bus: Bus, lanes: LaneStore):
+    """Times of any fraction: what the subject says of them can be told from the record again."""
+    records = RecordStore(provisioned_bus)
+    for i in range(20):
+        record = make_record(lane=Lane.BATCH, latest_start_s=now_s() + 500.0005 + i / 7.0, device_ms=i)
+        not_before = {"not_before_s": now_s() + i / 3.0} if i % 2 else {}
+        record = replace(record, contract=replace(record.contract, **not_before))
+        await park(lanes, record, sequence=await records.create(record))
+        stored = await records.get(REGION, TENANT, record.job_id)
+        assert stored is not None
+        assert await lanes.is_parked(stored.record)
+        assert await lanes.holds(stored.record)
+        assert await lanes.purge(stored.record) == 1
+        assert not await lanes.holds(stored.record)

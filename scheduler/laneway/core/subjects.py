@@ -140,8 +140,11 @@ def park_filter(region: str, lane: Lane) -> str:
     return _join("park", region, lane.value, ">")
 
 
-def parked_job_filter(region: str, lane: Lane, pool: str, tenant: str, job: str) -> str:
-    return _join("park", region, lane.value, pool, tenant, "*", "*", "*", "*", job)
+def parked_in_any_group(park: ParkSubject) -> str:
+    """The park subject of a job whose group is not known. A filter with more wildcards costs the server a look at
+    every parked job of the tenant."""
+    head, _, job = str(park).rsplit(".", 2)
+    return f"{head}.*.{job}"
 
 
 def consumer(lane: Lane, pool: str, home: str = HOME_ANY) -> str:

@@ -81,17 +81,7 @@ class LaneStore:
         record = job.record
         if not record.contract.lane.may_park:
             raise ValueError(f"the {record.contract.lane} lane does not park")
-        park = ParkSubject(
-            region=self._region,
-            lane=record.contract.lane,
-            pool=record.pool,
-            tenant=record.tenant,
-            not_before_ms=round(record.contract.not_before_s * 1000),
-            due_ms=round(record.latest_start_s * 1000),
-            cost_ms=record.device_ms,
-            group=group,
-            job=record.job_id,
-        )
+        park = _park_subject(self._region, record, group)
         headers = _lane_headers(record, record_sequence, "park") | _schedule_headers(park, fire_at_s)
         await self._bus.store(str(park), encode_lane_job(job), headers)
         return park
@@ -190,7 +180,7 @@ class LaneStore:
         return await last_from_leader(self._bus, subjects.lane_stream(self._region, lane), ready) is not None
 
     def _park_filter(self, record: JobRecord) -> str:
-        return subjects.parked_job_filter(self._region, record.contract.lane, record.pool, record.tenant, record.job_id)
+        return subjects.parked_in_any_group(_park_subject(self._region, record, "-"))
 
     async def parked(self, lane: Lane) -> list[ParkSubject]:
         """All parked jobs of a lane. Pages are not one snapshot: jobs that come or go meanwhile may be missed."""
@@ -221,6 +211,21 @@ class LaneStore:
             _share(account["storage"], account["limits"]["max_storage"]),
             _share(jobs["state"]["bytes"], jobs["config"]["max_bytes"]),
         )
+
+
+def _park_subject(region: str, record: JobRecord, group: str) -> ParkSubject:
+    """All but the group is in the record, and survives its storage exactly."""
+    return ParkSubject(
+        region=region,
+        lane=record.contract.lane,
+        pool=record.pool,
+        tenant=record.tenant,
+        not_before_ms=round(record.contract.not_before_s * 1000),
+        due_ms=round(record.latest_start_s * 1000),
+        cost_ms=record.device_ms,
+        group=group,
+        job=record.job_id,
+    )
 
 
 def _share(used: int, limit: int) -> float:
