@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from laneway.core.fleet import LanePlan, PoolPlan
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.core.subjects import ParkSubject
-from laneway.policy.parked import COALESCE_MS, ParkIndex
+from laneway.policy.parked import COALESCE_MS, STALE_MIN, ParkIndex
 from laneway.policy.release import (
     FIRE_GUARD_S,
     HoldReason,
@@ -244,6 +244,16 @@ def test_sleepers_wake_at_their_time_and_a_job_left_alone_comes_back() -> None:
     assert ids(choose(index, room, ledger, now_s=NOW_S + 5)) == ["j"]
     assert index.wake(int((NOW_S + 10) * 1000)) == 1
     assert sorted(ids(choose(index, room, ledger, now_s=NOW_S + 10))) == ["j", "nb"]
+
+
+def test_jobs_cancelled_long_before_their_time_are_not_remembered() -> None:
+    index = ParkIndex([park("stays", not_before_s=NOW_S + 1e6)], now_ms=int(NOW_S * 1000))
+    for i in range(20 * STALE_MIN):
+        index.add(park(f"j{i}", not_before_s=NOW_S + 1e6), now_ms=int(NOW_S * 1000))
+        index.discard(f"j{i}")
+    assert len(index._sleeping) <= STALE_MIN + 10
+    assert index.wake(int((NOW_S + 1e6) * 1000)) == 1
+    assert index.awake("stays")
 
 
 def test_a_hundred_thousand_parked_jobs_cost_a_decision_little() -> None:

@@ -19,6 +19,7 @@ from laneway.core.subjects import ParkSubject
 # Latest starts are told apart only to this grain when jobs of one group are brought together.
 COALESCE_MS: Mapping[Lane, int] = {Lane.DEFERRABLE: 1_000, Lane.BATCH: 30_000}
 DEMAND_GRAIN_MS = 10_000
+STALE_MIN = 1_000  # entries of jobs that left which the sleepers' heap may hold beside as many as there are jobs
 
 Key = tuple[str, Lane]  # pool, lane
 _Due = tuple[int, str]  # latest start, job
@@ -116,7 +117,16 @@ class ParkIndex:
             del shelf.demand_ms[grain]
         if not shelf.due:
             del self._shelves[key]
+        # A not-before may be weeks away: without this, every job that was cancelled until then would be remembered.
+        if len(self._sleeping) > 2 * len(self._entries) + STALE_MIN:
+            self._sleeping = [each for each in self._sleeping if self._asleep(*each)]
+            heapq.heapify(self._sleeping)
         return park
+
+    def _asleep(self, wake_ms: int, job: str) -> bool:
+        """Whether an entry of the sleepers' heap still counts."""
+        entry = self._entries.get(job)
+        return entry is not None and entry.wake_ms == wake_ms
 
     def leave_alone(self, job: str, until_ms: int) -> None:
         """Keeps a job from being chosen for a while: NATS is about to fire it, or a release failed."""
@@ -133,8 +143,8 @@ class ParkIndex:
         woken = 0
         while self._sleeping and self._sleeping[0][0] <= now_ms:
             at, job = heapq.heappop(self._sleeping)
-            entry = self._entries.get(job)
-            if entry is not None and entry.wake_ms == at:
+            if self._asleep(at, job):
+                entry = self._entries[job]
                 entry.wake_ms = 0
                 shelf = self._shelves[entry.park.pool, entry.park.lane]
                 insort(shelf.queues.setdefault(entry.park.tenant, []), _turn(entry.park))
