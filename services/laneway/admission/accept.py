@@ -8,6 +8,7 @@ more is answered as OUTCOME_UNKNOWN with the job id.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from laneway.core.clock import Clock
@@ -49,10 +50,14 @@ class Acceptance:
 
 
 class Acceptor:
-    def __init__(self, records: RecordStore, lanes: LaneStore, clock: Clock) -> None:
+    def __init__(
+        self, records: RecordStore, lanes: LaneStore, clock: Clock, skew_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """`skew_s`: NATS time minus ours; schedules fire by the server's clock."""
         self._records = records
         self._lanes = lanes
         self._clock = clock
+        self._skew_s = skew_s
 
     async def accept(
         self, record: JobRecord, task: GenerateTask, decision: Decision, full_retry_s: float
@@ -133,7 +138,8 @@ class Acceptor:
             try:
                 if decision.placement is Placement.PARKED:
                     group = group_of(record.pool, record.tenant, job.task)
-                    await self._lanes.park(job, sequence, fire_at_s=decision.fire_at_s, group=group)
+                    fire_at_s = decision.fire_at_s + self._skew_s()
+                    await self._lanes.park(job, sequence, fire_at_s=fire_at_s, group=group)
                 else:
                     await self._lanes.put_ready(job, sequence)
                 return

@@ -28,6 +28,7 @@ from laneway.admission.ledger import Ledger
 from laneway.admission.preparing import Preparer
 from laneway.admission.results import JobBook
 from laneway.admission.service import SERVICE, AdmissionService
+from laneway.admission.skew import SkewWatch
 from laneway.admission.storage import StorageWatch
 from laneway.core import subjects
 from laneway.core.catalogue import Catalogue
@@ -127,13 +128,14 @@ class _House:
     admission: Admission
     door: Door
     storage: StorageWatch
+    skew: SkewWatch
     draining: Draining
     ingest: Ingest
     chores: Chores
 
     def keeping(self) -> tuple[Coroutine[object, object, None], ...]:
         """What runs as long as the door is open."""
-        return self.door.run(), self.storage.run(), self.draining.keep_fresh()
+        return self.door.run(), self.storage.run(), self.skew.run(), self.draining.keep_fresh()
 
 
 @asynccontextmanager
@@ -147,7 +149,7 @@ async def _house(
     lanes, leases = LaneStore(bus, region), LeaseWatcher(bus, region, clock)
     plans = PlanView(bus, region, lambda plan: ledger.plan_arrived())
     storage = StorageWatch(lanes, clock, wanted.storage_poll_s)
-    draining = Draining(bus, region, lambda: None)
+    draining, skew = Draining(bus, region, lambda: None), SkewWatch(bus)
     ender = Ender(bus, records, lanes, leases, chores, clock)
     door = Door(door_id, bus, region, records, ender, leases, ledger, clock, door_limits(wanted))
     params = admit_params(settings.policy, wanted)
@@ -168,7 +170,7 @@ async def _house(
             door,
             Preparer(tokenizers, lengths, threads),
             judge,
-            Acceptor(records, lanes, clock),
+            Acceptor(records, lanes, clock, lambda: skew.skew_s),
             ender,
             JobBook(bus, region, records, lanes, ender),
             lengths,
@@ -179,7 +181,7 @@ async def _house(
             lambda: bus.connected,
         )
         ingest = Ingest(bus, region, records, admission, catalogue, settings.policy, clock, wanted.ingest_inflight)
-        yield _House(admission, door, storage, draining, ingest, chores)
+        yield _House(admission, door, storage, skew, draining, ingest, chores)
 
 
 async def _load_tokenizers(catalogue: Catalogue) -> dict[str, Tokenizer]:
