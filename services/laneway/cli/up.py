@@ -29,7 +29,10 @@ def up(
     config: ConfigOption = None,
     set_: SetOption = None,
     engine: Annotated[
-        str, typer.Option("--engine", help="openvino, or simulated: no model, made-up words, a token each 10 ms.")
+        str,
+        typer.Option(
+            "--engine", help="simulated: no model, made-up words, a token each 10 ms; where no --config names models."
+        ),
     ] = "",
     workers: Annotated[int | None, typer.Option("--workers", min=0, help="Workers of each pool.")] = None,
     fixed_ports: Annotated[
