@@ -1,5 +1,6 @@
 # Everything here works from a fresh clone with Python 3.11 or 3.12, pip and make.
-# Variables: PYTHON=<interpreter> for `make venv`; ARGS=<more pytest arguments>; FIFO=0 (no comparison) and KEEP=1 (stay up) for `make demo`.
+# Variables: PYTHON=<interpreter> for `make venv`; ARGS=<more pytest arguments>; for `make demo` FIFO=0 (no comparison)
+# and KEEP=1 (stay up).
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
