@@ -56,6 +56,7 @@ class StackOptions:
     admission_listen: str = LOOPBACK
     scheduler_listen: str = LOOPBACK
     routing_listen: str = LOOPBACK
+    token: str = ""  # the stack's own, where the door asks for one; without it start() cannot wait until jobs are taken
     start_s_max: float = 120.0  # for each part
     stop_s_max: float = 15.0  # for each part; then it is killed
 
@@ -330,14 +331,17 @@ class LocalStack:
 
     async def _serves(self, names: list[str]) -> None:
         """Waits until the door has heard of the workers: it refuses what no worker could serve."""
-        from laneway.client import Client, VerdictKind
+        from laneway.client import Client, PermissionDenied, Unauthenticated, VerdictKind
 
         async def refusal(client: Client, name: str) -> str:
-            verdict = (await client.quote(model=name, token_ids=[1], max_tokens=1, lane="priority")).verdict
+            try:
+                verdict = (await client.quote(model=name, token_ids=[1], max_tokens=1, lane="priority")).verdict
+            except (Unauthenticated, PermissionDenied):
+                return ""  # it answers; what it would tell others we cannot see
             return "" if verdict.kind is not VerdictKind.REFUSED else f"{verdict.message} ({verdict.reason})"
 
         give_up = time.monotonic() + SERVES_S_MAX
-        async with Client(self.addresses.admission) as client:
+        async with Client(self.addresses.admission, token=self.options.token or None) as client:
             for name in names:
                 while why := await refusal(client, name):
                     if time.monotonic() >= give_up:
