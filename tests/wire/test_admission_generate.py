@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from laneway.core import subjects
 from laneway.core.errors import Aborted, DeadlineExceeded, EngineFailed, JobCancelled, LaneSaturated, Unavailable
 from laneway.core.job import claim, set_start_index
 from laneway.core.lanes import JobState, Lane, Phase
@@ -15,7 +16,7 @@ from laneway.runtime.grpc_errors import job_error_of
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.records import StoredRecord
 from laneway.v1 import admission_pb2 as pb
-from laneway.v1 import common_pb2
+from laneway.v1 import bus_pb2, common_pb2
 from tests.support.admission import (
     Gate,
     PuppetWorker,
@@ -28,7 +29,7 @@ from tests.support.admission import (
     rest,
     text_of,
 )
-from tests.support.nats import eventually
+from tests.support.nats import REGION, eventually
 
 
 @pytest.fixture
@@ -108,6 +109,24 @@ async def test_a_gap_is_asked_for_again(door: Gate, worker: PuppetWorker):
     await worker.send(held, 2, "c")
     await worker.finish(held, "abc")
     assert text_of(await rest(call)) == "abc"
+
+
+async def test_nonsense_from_the_bus_about_a_live_job_ends_no_stream(door: Gate, worker: PuppetWorker):
+    call = door.stub.Generate(generate())
+    accepted = await opening(call)
+    held = await worker.take()
+    for odd in ("*", "a.>", "a worker"):
+        event = bus_pb2.JobEvent(
+            job_id=accepted.job_id, state=common_pb2.JOB_STATE_RUNNING, attempt=held.record.attempt, worker_id=odd
+        )
+        await door.bus.emit(subjects.event(REGION, accepted.job_id), event.SerializeToString())
+        delta = bus_pb2.SequenceDelta(job_id=accepted.job_id, attempt=1, first_index=7, count=1)
+        batch = bus_pb2.TokenBatch(worker_id=odd, deltas=[delta])
+        await door.bus.emit(subjects.tokens(held.record.door), batch.SerializeToString())
+    await asyncio.sleep(0.5)  # two beats
+    assert not door.task.done(), "the door ended"
+    await worker.finish(held, "ok")
+    assert text_of(await rest(call)) == "ok"
 
 
 async def test_beats_say_what_is_still_missing(door: Gate, worker: PuppetWorker):

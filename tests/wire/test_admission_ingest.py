@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 from google.protobuf import json_format
 
+from laneway.admission.application import Admission, Request
 from laneway.core import subjects
 from laneway.core.errors import Code
 from laneway.core.ids import keyed_job_id
+from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState, Lane
+from laneway.runtime.auth import Caller
+from laneway.runtime.layout import INGEST_CONSUMER
 from laneway.runtime.local_nats import LocalNats
+from laneway.runtime.puller import Puller
 from laneway.runtime.reading import subject_list
 from laneway.v1 import admission_pb2 as pb
 from laneway.v1 import bus_pb2, common_pb2
@@ -152,6 +157,30 @@ async def test_a_message_that_comes_again_changes_nothing(opened: tuple[Gate, Pu
     assert len(told) == 2
     assert len(set(told)) == 1
     assert await door.messages() == 1
+
+
+async def test_a_door_that_closes_gives_its_messages_to_the_others_at_once(
+    nats_server: LocalNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun: list[str] = []
+
+    async def never(admission: Admission, caller: Caller, request: Request) -> JobRecord:
+        begun.append(request.job_id)
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    monkeypatch.setattr(Admission, "submit", never)
+    async with open_gate(nats_server, tmp_path) as (door, _):
+        await publish(door, body())
+        await eventually(lambda: begun)
+        door.stop.set()
+        await door.task
+        async with Puller(door.bus, subjects.ingest_stream(REGION), INGEST_CONSUMER) as puller:
+
+            async def again() -> bool:
+                return [each.deliveries for each in await puller.pull(1)] == [2]
+
+            await eventually(again)  # far sooner than the ack wait
 
 
 async def test_a_full_lane_puts_messages_off_and_refuses_none(nats_server: LocalNats, tmp_path: Path):

@@ -8,6 +8,7 @@ never be accepted becomes a terminal record and a verdict, never a redelivery.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from laneway.admission.application import Admission, Request
@@ -110,6 +111,10 @@ class Ingest:
     async def _handle(self, delivery: Delivery) -> None:
         try:
             await self._settle(delivery)
+        except asyncio.CancelledError:  # this door closes: another need not wait for the ack wait to be over
+            with contextlib.suppress(BusError):
+                await delivery.nak()
+            raise
         except BusError as error:  # redelivered after the ack wait; everything so far may happen again
             log.warning("ingest_interrupted", sequence=delivery.stream_sequence, error=error.message)
         except Exception as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from laneway.core.ids import is_token
 from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState
 from laneway.runtime.wire import enums
@@ -95,6 +96,7 @@ def decode_event(data: bytes) -> Event:
     state = enums.JOB_STATE_FROM_WIRE.get(message.state)
     if state is None:
         raise UnreadableMessage(f"the job event has the unknown state {message.state}")
+    _check_worker(message.worker_id)
     record = decode_record(message.record) if message.record else None
     return Event(message.job_id, state, message.attempt, message.worker_id, record)
 
@@ -106,6 +108,14 @@ def decode_tokens(data: bytes) -> bus_pb2.TokenBatch:
     deltas would cost as much as forwarding them.
     """
     try:
-        return bus_pb2.TokenBatch.FromString(data)
+        batch = bus_pb2.TokenBatch.FromString(data)
     except DecodeError:
         raise UnreadableMessage("the token batch is not a valid protobuf message") from None
+    _check_worker(batch.worker_id)
+    return batch
+
+
+def _check_worker(worker_id: str) -> None:
+    """It becomes part of the subject on which the worker is told of us. Doors' own events name none."""
+    if worker_id and not is_token(worker_id):
+        raise UnreadableMessage("the message names a worker that can be none")
