@@ -256,6 +256,23 @@ async def test_a_worker_whose_lease_is_back_says_nothing_before_it_knows_that_th
         assert (await place.record(job_id)).owner == "another-worker"
 
 
+async def test_a_hung_engine_keeps_no_worker_from_stopping(nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("laneway.workers.service.HAND_BACK_S", 0.5)
+    async with yard(nats_server, workers=1, engine__fault_hang_step=5, process__drain_s=0.3) as place:
+        stored = await place.submit(max_tokens=100)
+        running = place.workers[0]
+
+        async def runs() -> bool:
+            return (await place.record(stored.record.job_id)).state is JobState.RUNNING
+
+        await eventually(runs)
+        running.stop.set()
+        async with asyncio.timeout(20):
+            await running.task
+        record = await place.record(stored.record.job_id)
+        assert (record.state, record.clean) == (JobState.WAITING, 1)
+
+
 async def test_an_undrain_does_not_keep_a_worker_that_stops_from_stopping(nats_server: LocalNats):
     async with yard(nats_server, workers=1, engine__pace_s=0.01) as place:
         long = await place.submit(max_tokens=100)

@@ -205,7 +205,10 @@ class Worker:
             for run in runs:
                 run.hand_back()
             if not await self._until_idle(runs, HAND_BACK_S):
-                _log.error("runs_abandoned", running=len(runs))
+                # Runs that were handed back wait for an engine which does not answer, and so would we for them.
+                self.engine.give_up("the engine does not let go of what was aborted")
+                if not await self._until_idle(runs, HAND_BACK_S):
+                    _log.error("runs_abandoned", running=len(runs))
         _log.info("worker_drained")
 
     async def _until_idle(self, runs: Runs, timeout_s: float) -> bool:
