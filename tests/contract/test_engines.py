@@ -116,6 +116,17 @@ class EngineContract:
         assert [h.ids for h in together[: len(QUESTIONS)]] == alone
         assert [h.ids[:12] for h in together[len(QUESTIONS) :]] == alone
 
+    async def test_a_seed_gives_the_same_text_alone_and_among_other_seeds(self, t: UnderTest):
+        prompt, draw = t.prompt(QUESTIONS[4]), {"temperature": 1.0, "top_k": 20}
+        alone = [(await t.run(prompt, 16, seed=7, **draw)).ids for _ in range(2)]
+        seeds = (1, 7, 2, 2**40 + 7, 7, None)
+        first = [t.submit(prompt, 16, seed=seed, **draw) for seed in seeds]
+        await t.sink.until(lambda: len(t.sink.heard[first[0]].ids) >= 4)
+        later = t.submit(prompt, 16, seed=7, **draw)  # joins while the others draw
+        heard = [h.ids for h in await t.sink.ended([*first, later])]
+        assert alone[0] == alone[1] == heard[1] == heard[4] == heard[6]
+        assert len({tuple(ids) for ids in heard}) == 5, "other seeds, and none, draw otherwise"
+
     async def test_a_run_resumed_from_its_ids_goes_on_as_if_uninterrupted(self, t: UnderTest):
         prompt = t.prompt(QUESTIONS[4])
         whole = (await t.run(prompt, 24)).ids

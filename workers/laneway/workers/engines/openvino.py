@@ -7,7 +7,8 @@ says of an error never reaches a caller: its texts carry paths of its sources.
 Facts of 2026.4.1 that this adapter rests on: `step` holds the GIL; dropping or cancelling a handle frees the sequence
 with the next step; an end token is the last of the generated ids; ids beyond the context length and outside the
 vocabulary are taken without a word; a request that does not fit the KV cache ends IGNORED, and running ones that
-outgrow it together are preempted and computed again, with the same ids in exact mode.
+outgrow it together are preempted and computed again, with the same ids in exact mode; every request draws from a
+generator of its own, so that a seed holds whoever else is in the batch.
 """
 
 from __future__ import annotations
@@ -283,7 +284,7 @@ class OpenVinoEngine:
                 config.top_k = request.top_k
             if request.min_p is not None:
                 config.min_p = min(request.min_p, MIN_P_MAX)
-            config.rng_seed = random.getrandbits(32)  # its default is the same for every request
+            config.rng_seed = _seed_of(request)
         if request.repetition_penalty is not None:
             config.repetition_penalty = max(REPETITION_PENALTY_MIN, request.repetition_penalty)
         if request.presence_penalty is not None:
@@ -320,6 +321,13 @@ class OpenVinoEngine:
 
 def _tensor(ids: tuple[int, ...]) -> openvino.Tensor:
     return openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
+
+
+def _seed_of(request: EngineRequest) -> int:
+    """Its default would be the same for every request, and of a seed it takes the lowest 32 bits only."""
+    if request.seed is None:
+        return random.getrandbits(32)
+    return (request.seed ^ request.seed >> 32) & 0xFFFF_FFFF
 
 
 def _failed(request_id: int, message: str) -> SequenceStep:
