@@ -3,6 +3,9 @@
 Owns which lanes may hold jobs, whose turn it is, and the at most one *staged* delivery a lane: pulled, not claimed,
 waiting for KV. What to do next is policy.pull's decision; this module asks it until it says to rest. It never holds
 more than the engine can start, so whatever it cannot take stays in the lane for other workers.
+
+While a slot is free that lower lanes must leave to priority anyway, one pull of one priority job is held open at the
+server: such a job needs no bell and no further round trip. All other pulls never wait.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from laneway.workers.ledger import Seats
 # A bell may be ahead of its message: about one pull in 800 made at once after it finds nothing (measured on nats-server
 # 2.15.1). So a rung lane that looks empty is looked at again, without waiting for it: others may have taken the job.
 LOOK_AGAIN_S = (0.002, 0.015)
+HELD_PULL_S = 1.0  # how long the server holds a priority pull; a pause or drain takes effect within this
 
 _log = structlog.get_logger(__name__)
 
@@ -106,6 +110,7 @@ class PullLoop:
         self._draining = False
         self._held_back = False  # at the last look a lower lane waited for a prefill to end
         self._wake = asyncio.Event()
+        self._held: asyncio.Task[list[Delivery]] | None = None  # the priority pull that is open at the server
 
     # --- what makes it look --------------------------------------------------------------------------
 
@@ -144,16 +149,27 @@ class PullLoop:
         self._draining = True
         for lane in tuple(self._staged):
             await self._give_back(lane, "draining")
+        if self._held is not None:  # what it still brings goes back
+            await asyncio.wait({self._held})
 
     def go_on(self) -> None:
         self._draining = False
         self.ring_all()
 
     async def run(self) -> None:
+        try:
+            await self._loop()
+        finally:
+            if self._held is not None:
+                self._held.cancel()
+
+    async def _loop(self) -> None:
         looked_s = self._clock.monotonic()
         while True:
             self._wake.clear()
+            await self._take_held()
             await self._round()
+            self._hold()
             try:
                 async with asyncio.timeout(self._fallback_s):
                     await self._wake.wait()
@@ -164,6 +180,29 @@ class PullLoop:
                 self._hints = dict.fromkeys(LANES, True)
 
     # --- the loop's step -----------------------------------------------------------------------------
+
+    def _hold(self) -> None:
+        """Opens a priority pull at the server, if there is a slot for its job that nothing else may take."""
+        seats, lane = self._seats, Lane.PRIORITY
+        room = self._params.priority_reserved_slots > 0 and seats.slots_free > 0 and seats.kv_tokens_free > 0
+        busy = self._held is not None or lane in self._staged or lane in self._paused()
+        if room and not busy and self._may_pull():
+            self._held = asyncio.create_task(self._pullers[lane].pull(1, wait_s=HELD_PULL_S), name="held pull")
+            self._held.add_done_callback(lambda _: self._wake.set())
+
+    async def _take_held(self) -> None:
+        """Starts what the held pull brought. Whether more waits is known from its delivery."""
+        if self._held is None or not self._held.done():
+            return
+        held, self._held = self._held, None
+        deliveries = held.result()
+        self._hear_trouble(Lane.PRIORITY)
+        if deliveries:
+            self._hints[Lane.PRIORITY] = deliveries[-1].pending > 0
+        if deliveries and not self._seats.slots_free:  # a due floor took the slot: another worker may have one
+            await answer(deliveries[0], Nak(0.0, "no_room"))
+            return
+        await self._place_all(deliveries, Lane.PRIORITY, self._views())
 
     async def _round(self) -> None:
         while self._may_pull():
@@ -183,17 +222,25 @@ class PullLoop:
         self._hints[lane] = False  # before the pull: a bell during it counts
         puller = self._pullers[lane]
         deliveries = await puller.pull(batch)
-        if puller.trouble != self._trouble[lane]:
-            self._trouble[lane] = puller.trouble
-            if puller.trouble:
-                _log.warning("pull_failed", lane=lane.value, reason=puller.trouble)
+        self._hear_trouble(lane)
         if len(deliveries) == batch and deliveries[-1].pending > 0:
             self._hints[lane] = True
         elif not deliveries and self._looks[lane]:
             asyncio.get_running_loop().call_later(LOOK_AGAIN_S[-self._looks[lane]], self._look, lane)
             self._looks[lane] -= 1
+        await self._place_all(deliveries, lane, views)
+
+    def _hear_trouble(self, lane: Lane) -> None:
+        trouble = self._pullers[lane].trouble
+        if trouble and trouble != self._trouble[lane]:
+            _log.warning("pull_failed", lane=lane.value, reason=trouble)
+        self._trouble[lane] = trouble
+
+    async def _place_all(self, deliveries: list[Delivery], lane: Lane, views: list[LaneView]) -> None:
         for delivery in deliveries:
-            if self._may_pull():
+            if lane in self._paused():
+                await answer(delivery, Nak(HELD_PULL_S, "paused"))
+            elif self._may_pull():
                 await self._place(delivery, lane, views)
             else:
                 await answer(delivery, Nak(0.0, "draining"))
@@ -255,10 +302,11 @@ class PullLoop:
 
     def _views(self) -> list[LaneView]:
         paused = self._paused()
+        held = {Lane.PRIORITY} if self._held is not None else set()  # open at the server: no need to ask
         return [
             LaneView(
                 lane,
-                self._hints[lane],
+                self._hints[lane] and lane not in held,
                 lane in paused,
                 self._seats.need(self._staged[lane].tokens) if lane in self._staged else None,
             )

@@ -112,7 +112,7 @@ class Sequences:
         now_s = self._clock.monotonic()
         self._before_step()
         live = self._live
-        for step in steps:
+        for step in reversed(steps):  # the newest first: their first tokens are waited for most
             sequence = live.get(step.id)
             if sequence is None:
                 continue
