@@ -24,7 +24,7 @@ NOW_S = 1_800_000_000.0
 POLICY = PolicySettings()
 ALL = Capabilities(
     logprobs=True, top_logprobs=20, min_p=True, seed=True, penalties=True, logit_bias=True, n=4, min_tokens=True,
-    json_schema=True, regex=True, grammar=True, adapters=True, cache_salt=True,
+    json_schema=True, regex=True, grammar=True, adapters=True, cache_salt=True, strict_isolation=True,
 )  # fmt: skip
 NONE = Capabilities(top_k=False, ignore_eos=False)
 
@@ -284,6 +284,7 @@ ABILITIES: list[tuple[str, task_pb2.JobSpec]] = [
     ("spec.generate.response_format.grammar", spec(response_format=task_pb2.ResponseFormat(grammar="a"))),
     ("spec.generate.adapter", spec(adapter="lora")),
     ("spec.generate.cache_salt", spec(cache_salt="salt")),
+    (f"{CONTRACT}.isolation", spec(isolation=common_pb2.ISOLATION_STRICT)),
 ]
 
 
@@ -293,6 +294,9 @@ class TestAbilities:
         error = refused(request_, UNABLE)
         assert isinstance(error, Unsupported)
         assert error.field == field
+
+    def test_no_engine_says_yet_that_it_keeps_strict_isolation(self):
+        assert not any(offered.strict_isolation for offered in ENGINE_CAPABILITIES.values())
 
     def test_a_limit_is_named(self):
         error = refused(

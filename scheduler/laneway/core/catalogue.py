@@ -30,6 +30,7 @@ class Capabilities:
     image_input: bool = False
     embed: bool = False
     score: bool = False
+    strict_isolation: bool = False  # keeps Isolation.STRICT
     # facts about the engine, for operators and policy
     token_ids: bool = True  # takes and gives token ids
     exact: bool = False  # same text alone, batched and resumed at temperature 0
@@ -101,7 +102,9 @@ class Catalogue:
         tiers = self.tiers(name)
         if not tiers:
             known = ", ".join(sorted({p.model for p in self.pools})) or "none"
-            raise InvalidRequest(f"there is no such model; known: {known}", field="spec.model", reason="MODEL_NOT_FOUND")
+            raise InvalidRequest(
+                f"there is no such model; known: {known}", field="spec.model", reason="MODEL_NOT_FOUND"
+            )
         names = [p.tier for p in tiers]
         if tier:
             if tier not in names:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from laneway.core.catalogue import Catalogue, Pool
 from laneway.core.errors import InvalidRequest, Unsupported
 from laneway.core.job import Contract, GenerateTask, Sampling
+from laneway.core.lanes import Isolation
 from laneway.core.prompt import Prompt, TokenPrompt
 from laneway.runtime.settings import PolicySettings
 from laneway.runtime.wire import checks
@@ -67,6 +68,8 @@ def parse_spec(
     needs: list[Need] = []
     model = _model(spec.model)
     contract = parse_contract(spec.contract, now_s, defaults, attached=attached, field="spec.contract")
+    if contract.isolation is Isolation.STRICT:
+        needs.append(Need("strict_isolation", "spec.contract.isolation"))
     pools = catalogue.resolve(model, contract.least_tier)
     task = _generate_task(spec)
     prompt = parse_prompt(task, _GENERATE, needs)
