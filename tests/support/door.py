@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc.aio
 
-from laneway.core.errors import LanewayError, NotFound
+from laneway.core.errors import JobNotFound, LanewayError
 from laneway.core.job import Verdict
 from laneway.core.lanes import Lane, VerdictKind
 from laneway.runtime.grpc_server import GrpcServer
@@ -97,7 +97,7 @@ class Door(admission_pb2_grpc.AdmissionServiceServicer):
         for job in self.jobs:
             if job.job_id == request.job_id:
                 return admission_pb2.GetJobResponse(job=job)
-        raise NotFound("there is no such job")
+        raise JobNotFound("there is no such job")
 
     async def ListJobs(self, request, context):
         self.listed.append(request)

@@ -237,6 +237,11 @@ def test_a_bad_field_is_refused_by_its_name_each_time(field, request_):
     assert first.message == second.message
 
 
+@pytest.mark.parametrize("model", ["nothing", "nothing/small", "chat/none"])
+def test_an_unknown_model_has_one_reason_as_at_the_router(model):
+    assert refused(spec(model=model)).reason == "MODEL_NOT_FOUND"
+
+
 @pytest.mark.parametrize("length", [1, 4, 300])
 def test_no_refusal_repeats_the_callers_text(length):
     secret = "s3cret" * length

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from laneway.core.errors import InvalidRequest, JobCancelled, NotFound, PermissionDenied, Unauthenticated
+from laneway.core.errors import InvalidRequest, JobCancelled, JobNotFound, PermissionDenied, Unauthenticated
 from laneway.core.lanes import JobState, Lane
 from laneway.runtime.local_nats import LocalNats
 from laneway.v1 import admission_pb2 as pb
@@ -152,9 +152,9 @@ async def test_ids_that_name_no_job(opened: tuple[Gate, PuppetWorker]):
         ("", InvalidRequest),
         ("nonsense", InvalidRequest),
         ("a.b.*.>", InvalidRequest),
-        ("local-00000000-0000-7000-8000-000000000000", NotFound),
-        ("elsewhere-00000000-0000-7000-8000-000000000000", NotFound),
-        ("local-abcdefghijklmnopqrstuvwxyz", NotFound),
+        ("local-00000000-0000-7000-8000-000000000000", JobNotFound),
+        ("elsewhere-00000000-0000-7000-8000-000000000000", JobNotFound),
+        ("local-abcdefghijklmnopqrstuvwxyz", JobNotFound),
     ]:
         for call in (
             door.stub.GetJob(pb.GetJobRequest(job_id=job_id)),
@@ -228,7 +228,7 @@ async def test_lists_page_filter_and_keep_tenants_apart(nats_server: LocalNats, 
             door.stub.CancelJob(pb.CancelJobRequest(job_id=other), metadata=bearer(ACME)),
             door.stub.Watch(pb.WatchRequest(job_id=other), metadata=bearer(ACME)),
         ):
-            assert isinstance(await error_of_call(call), NotFound)
+            assert isinstance(await error_of_call(call), JobNotFound)
         assert (await door.record(other, "other")).state is JobState.WAITING
         seen = await door.stub.GetJob(pb.GetJobRequest(job_id=other), metadata=bearer(OPERATOR))
         assert seen.job.tenant == "other"

@@ -153,4 +153,4 @@ async def test_a_job_in_full_cancel_and_quote():
         assert json.loads(out)["max_tokens"] == 9
         code, out, err = await laneway(door, "jobs", "local-none")
         assert code == 1
-        assert "NOT_FOUND" in err
+        assert "JOB_NOT_FOUND" in err

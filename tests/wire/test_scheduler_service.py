@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from laneway.core import subjects
-from laneway.core.errors import InvalidRequest, LanewayError, NotFound, PermissionDenied, Unavailable
+from laneway.core.errors import InvalidRequest, JobNotFound, LanewayError, NotFound, PermissionDenied, Unavailable
 from laneway.core.fleet import WorkerState
 from laneway.core.ids import new_job_id
 from laneway.core.lanes import Lane
@@ -204,11 +204,11 @@ async def test_a_job_is_explained_to_its_tenant_and_operators(stub: SchedulerSer
 
         answer = await eventually(released)
         assert [(s.action, s.reason) for s in answer.steps][-1] == ("released", "IDLE_CAPACITY")
-    assert isinstance(await refused(stub.ExplainJob(request, metadata=bearer(OTHER))), NotFound)
+    assert isinstance(await refused(stub.ExplainJob(request, metadata=bearer(OTHER))), JobNotFound)
     unknown = pb.ExplainJobRequest(job_id="local-00000000-0000-7000-8000-000000000000")
-    assert isinstance(await refused(stub.ExplainJob(unknown, metadata=bearer(OPERATOR))), NotFound)
+    assert isinstance(await refused(stub.ExplainJob(unknown, metadata=bearer(OPERATOR))), JobNotFound)
     elsewhere = pb.ExplainJobRequest(job_id="mars-00000000-0000-7000-8000-000000000000")
-    assert isinstance(await refused(stub.ExplainJob(elsewhere, metadata=bearer(OPERATOR))), NotFound)
+    assert isinstance(await refused(stub.ExplainJob(elsewhere, metadata=bearer(OPERATOR))), JobNotFound)
     for bad in ("", "a.b", "x"):
         error = await refused(stub.ExplainJob(pb.ExplainJobRequest(job_id=bad), metadata=bearer(ACME)))
         assert error.field == "job_id"

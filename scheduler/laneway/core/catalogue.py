@@ -108,7 +108,11 @@ class Catalogue:
         names = [p.tier for p in tiers]
         if tier:
             if tier not in names:
-                raise InvalidRequest(f"the model has no such tier; known: {', '.join(names)}", field="spec.model")
+                raise InvalidRequest(
+                    f"the model has no such tier; known: {', '.join(names)}",
+                    field="spec.model",
+                    reason="MODEL_NOT_FOUND",
+                )
             tiers = tuple(p for p in tiers if p.tier == tier)
         if least_tier:
             if least_tier not in names:

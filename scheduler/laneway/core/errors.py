@@ -106,6 +106,12 @@ class NotFound(LanewayError):
     default_reason = "NOT_FOUND"
 
 
+class JobNotFound(NotFound):
+    """There is no such job, or it is another tenant's."""
+
+    default_reason = "JOB_NOT_FOUND"
+
+
 class AlreadyExists(LanewayError):
     """The idempotency key was used with another body."""
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import grpc.aio
 
 from laneway.core import subjects
-from laneway.core.errors import InvalidRequest, NotFound, Unavailable
+from laneway.core.errors import InvalidRequest, JobNotFound, NotFound, Unavailable
 from laneway.core.fleet import Plan, WorkerLease, WorkerState
 from laneway.core.ids import check_token, job_region
 from laneway.core.lanes import LANES, JobState, Lane
@@ -184,13 +184,13 @@ class SchedulerService(SchedulerServiceServicer):
         """The caller's own job; operators see all."""
         caller, scheduler = current_caller(), self._scheduler
         if job_region(check_token(job_id, "job_id")) != scheduler.region:
-            raise NotFound("there is no such job in this region", reason="JOB_NOT_FOUND")
+            raise JobNotFound("there is no such job in this region", job_id=job_id)
         tenant: str | None = caller.tenant
         if caller.role == "operator":
             tenant = await scheduler.records.find_tenant(scheduler.region, job_id)
         stored = await scheduler.records.get(scheduler.region, tenant, job_id) if tenant else None
         if stored is None:
-            raise NotFound("there is no such job", reason="JOB_NOT_FOUND")
+            raise JobNotFound("there is no such job", job_id=job_id)
         return stored
 
 

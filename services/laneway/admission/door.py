@@ -26,7 +26,7 @@ from laneway.admission.signals import Attachment, decode_event, decode_tokens, e
 from laneway.admission.streams import Offer, Stream, StreamLimits, beyond_end, spliced
 from laneway.core import subjects
 from laneway.core.clock import Clock
-from laneway.core.errors import DeadlineExceeded, LanewayError, NotFound
+from laneway.core.errors import DeadlineExceeded, JobNotFound, LanewayError
 from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState, Phase
 from laneway.runtime.bus import Bus
@@ -362,7 +362,7 @@ class Door:
         over_s = self._clock.now() - seen.contract.deadline_s
         stored = await self._records.get(seen.region, seen.tenant, seen.job_id, leader=over_s >= 0.0)
         if stored is None:
-            raise NotFound("the job's record is gone", job_id=seen.job_id)
+            raise JobNotFound("the job's record is gone", job_id=seen.job_id)
         record = stored.record
         if record.state.terminal:
             return self._end(stream, record)

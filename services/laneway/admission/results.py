@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from laneway.admission.ending import Ender
 from laneway.core import ids, subjects
-from laneway.core.errors import NotFound
+from laneway.core.errors import JobNotFound
 from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState, Lane
 from laneway.runtime.auth import Caller
@@ -69,7 +69,7 @@ class JobBook:
         self._ender = ender
 
     async def find(self, caller: Caller, job_id: str) -> StoredRecord:
-        """The record of a job that the caller may see; NotFound for every other."""
+        """The record of a job that the caller may see; JobNotFound for every other."""
         region = ids.job_region(job_id)
         if region == self._region:
             stored = await self._records.get(region, caller.tenant, job_id)
@@ -80,7 +80,7 @@ class JobBook:
                 stored = await self._records.get(region, tenant, job_id, leader=True) if tenant else None
             if stored is not None:
                 return stored
-        raise NotFound("there is no such job", job_id=job_id)
+        raise JobNotFound("there is no such job", job_id=job_id)
 
     async def earlier(self, tenant: str, job_id: str) -> JobRecord | None:
         """The job that an idempotency key made before; a refusal made none, nor a door that died too early."""

@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 
 from laneway.core import subjects
 from laneway.core.clock import Clock
-from laneway.core.errors import NotFound
+from laneway.core.errors import JobNotFound
 from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState
 from laneway.runtime.bus import Bus, BusError, NoAnswer, NoStream, NotConnected, PublishUnknown, WrongSequence
@@ -150,7 +150,7 @@ class RecordStore:
         """Applies a transition by compare-and-set, again on whatever another writer left, a bounded number of times.
 
         `stored` saves the first read. A write whose outcome is unknown is looked for before it is tried again, so the
-        transition takes place once. Raises NotFound, what the transition raises (IllegalTransition), and at last the
+        transition takes place once. Raises JobNotFound, what the transition raises (IllegalTransition), and at last the
         bus error that kept it from succeeding.
         """
         write = self._next_write()
@@ -165,7 +165,7 @@ class RecordStore:
                     if found is None and attempt == 0:  # a replica may be behind
                         found = await self._read(region, tenant, job_id, leader=True)
                     if found is None:
-                        raise NotFound("there is no such job", job_id=job_id)
+                        raise JobNotFound("there is no such job", job_id=job_id)
                     stored = found.stored
                     if unknown and found.write == write:
                         return stored
