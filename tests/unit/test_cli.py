@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 from laneway.cli import console
 from laneway.cli.endpoint import Endpoint, address_of, endpoint_file, read_endpoint, remove_endpoint, write_endpoint
 from laneway.cli.main import app
+from laneway.cli.stack import LocalStack, StackError, StackOptions
 from laneway.cli.toml_text import merged, toml_text
 from laneway.cli.up import _tables
 from laneway.core.errors import DeadlineExceeded, InvalidRequest, LaneSaturated
@@ -102,6 +105,65 @@ def test_config_show_gives_value_and_origin(tmp_path: Path, monkeypatch: pytest.
     assert rows["admission.listen"]["origin"] == "default"
     assert rows["models[0].name"]["value"] == "chat"
     assert "secret" not in result.stdout
+
+
+@pytest.fixture
+def stack_settings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """The settings that `laneway up` with some arguments gives its processes; starts nothing."""
+
+    def settings_of(*arguments: str) -> dict[str, Any]:
+        found: list[LocalStack] = []
+
+        async def start(stack: LocalStack) -> None:
+            found.append(stack)
+            raise StackError("not started")
+
+        monkeypatch.setattr(LocalStack, "start", start)
+        assert runner.invoke(app, ["up", *arguments]).exit_code == 1
+        return found[0]._settings()
+
+    return settings_of
+
+
+@pytest.mark.parametrize("way", ["here", "environment", "flag"])
+def test_up_runs_with_the_settings_file_that_every_command_reads(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack_settings: Callable[..., dict[str, Any]]
+):
+    file = tmp_path / ("laneway.toml" if way == "here" else "other.toml")
+    file.write_text('[region]\nname = "eu"\n')
+    if way == "environment":
+        monkeypatch.setenv("LANEWAY_CONFIG", str(file))
+    given = ("--config", str(file)) if way == "flag" else ()
+    assert stack_settings(*given)["region"] == {"name": "eu"}
+
+
+def test_a_stack_of_a_program_takes_no_settings_file_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "laneway.toml").write_text('[region]\nname = "eu"\n')
+    monkeypatch.setenv("LANEWAY_CONFIG", str(tmp_path / "laneway.toml"))
+    assert LocalStack(StackOptions(directory=tmp_path))._settings() == {}
+
+
+def test_an_engine_that_up_is_given_is_that_of_every_model(
+    tmp_path: Path, stack_settings: Callable[..., dict[str, Any]]
+):
+    (tmp_path / "laneway.toml").write_text(
+        """
+        [[models]]
+        name = "chat"
+        tokenizer = "/none.gguf"
+        vocabulary_size = 9
+        slots = 3
+        [[models]]
+        name = "made-up"
+        engine = "simulated"
+        tokenizer = "smollm2"
+        """
+    )
+    models = stack_settings("--engine", "simulated")["models"]
+    assert models[0] == {"name": "chat", "engine": "simulated", "slots": 3}
+    assert models[1] == {"name": "made-up", "engine": "simulated", "tokenizer": "smollm2"}
+    (tmp_path / "laneway.toml").unlink()
+    assert stack_settings("--engine", "simulated")["models"] == [{"name": "chat", "engine": "simulated"}]
 
 
 def test_doctor_gives_findings_as_json():

@@ -34,15 +34,14 @@ __all__ = ["Addresses", "Child", "LocalStack", "Progress", "StackError", "StackO
 NATS_STOP_S = 5.0
 SERVES_S_MAX = 10.0  # from the last part being ready to the first plan at the door
 LOOPBACK = "127.0.0.1:0"  # port 0: any that is free
-# One simulated model in place of the real one: no file to load, and a token each 10 ms.
-_SIMULATED_MODEL = {"name": "chat", "engine": "simulated"}
+_DEFAULT_MODEL = {"name": "chat"}  # of the settings
 
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
     """What to run. Settings are nested mappings shaped like laneway.toml."""
 
-    engine: str = ""  # "simulated": one simulated model where the settings name none; else as configured
+    engine: str = ""  # of every model, with this engine's own tokenizer; empty: as configured
     workers: int | None = None  # of each pool; None: as configured
     config: Path | None = None  # the laneway.toml to begin with
     settings: Mapping[str, object] = field(default_factory=dict)  # over it, for every process
@@ -312,8 +311,8 @@ class LocalStack:
         if self.options.ack_wait_s:
             waits = {f"ack_wait_{lane}_s": seconds for lane, seconds in self.options.ack_wait_s.items()}
             settings = merged(settings, {"nats": waits})
-        if self.options.engine == "simulated" and "models" not in settings:
-            settings["models"] = [_SIMULATED_MODEL]
+        if self.options.engine:
+            settings["models"] = _with_engine(settings.get("models", [_DEFAULT_MODEL]), self.options.engine)
         return settings
 
     def _models(self) -> tuple[ModelSettings, ...]:
@@ -347,3 +346,17 @@ class LocalStack:
                     if time.monotonic() >= give_up:
                         raise StackError(f"all parts run, and {name} is still refused: {why}")
                     await asyncio.sleep(POLL_S)
+
+
+def _with_engine(models: object, engine: str) -> object:
+    """Every model on that engine. A tokenizer that was named for another one goes: its file may not be here."""
+    if not isinstance(models, list):
+        return models  # refused with its name when the settings are read
+    out: list[object] = []
+    for model in models:
+        if isinstance(model, Mapping) and model.get("engine", "openvino") != engine:
+            kept = {key: value for key, value in model.items() if key not in ("tokenizer", "vocabulary_size")}
+            out.append({**kept, "engine": engine})
+        else:
+            out.append(model)
+    return out

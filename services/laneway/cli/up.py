@@ -31,7 +31,9 @@ def up(
     engine: Annotated[
         str,
         typer.Option(
-            "--engine", help="simulated: no model, made-up words, a token each 10 ms; where no --config names models."
+            "--engine",
+            help="Engine of every model, whatever the settings say. simulated: no model file, made-up words, a token "
+            "each 10 ms.",
         ),
     ] = "",
     workers: Annotated[int | None, typer.Option("--workers", min=0, help="Workers of each pool.")] = None,
@@ -43,6 +45,8 @@ def up(
     ] = None,
 ) -> None:
     """Run NATS, the services and the workers on this machine. Ctrl-C drains and stops all of it."""
+    from laneway.runtime.config_load import find_file
+
     settings = settings_of(config, set_)
     if engine not in ("", "openvino", "simulated"):
         raise typer.BadParameter("the engine is openvino or simulated", param_hint="--engine")
@@ -50,7 +54,7 @@ def up(
     options = StackOptions(
         engine=engine,
         workers=workers,
-        config=config,
+        config=find_file(config, os.environ),
         settings=_tables(set_),
         directory=directory,
         stop_s_max=settings.process.drain_s + 5.0,

@@ -67,10 +67,10 @@ def load(
 ) -> Loaded[S]:
     """Resolves `struct`: flags (dotted key -> value) > LANEWAY_SECTION__KEY > TOML file > defaults.
 
-    The file is `config`, else LANEWAY_CONFIG, else laneway.toml in `directory` if there is one.
+    find_file says which file.
     """
     given: dict[str, Value] = {}
-    given.update(_file_values(struct, _find_file(config, environ, directory or Path.cwd())))
+    given.update(_file_values(struct, find_file(config, environ, directory)))
     given.update(_env_values(struct, environ))
     for key, raw in (flags or {}).items():
         origin = f"flag for {key}"
@@ -90,18 +90,19 @@ def leaves(settings: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, ob
             yield f"{prefix}{name}", value
 
 
-# --- sources ---------------------------------------------------------------------------------------
-
-
-def _find_file(config: str | Path | None, environ: Mapping[str, str], directory: Path) -> Path | None:
+def find_file(config: str | Path | None, environ: Mapping[str, str], directory: Path | None = None) -> Path | None:
+    """`config`, else LANEWAY_CONFIG, else laneway.toml in `directory` (the working directory) if there is one."""
     named = config or environ.get("LANEWAY_CONFIG")
     if named:
         path = Path(named)
         if not path.is_file():
             raise ConfigError(f"the configuration file {path} does not exist")
         return path
-    path = directory / DEFAULT_FILE
+    path = (directory or Path.cwd()) / DEFAULT_FILE
     return path if path.is_file() else None
+
+
+# --- sources ---------------------------------------------------------------------------------------
 
 
 def _file_values(struct: type[msgspec.Struct], path: Path | None) -> dict[str, Value]:
