@@ -74,7 +74,7 @@ def test_nothing_there_is_one_line_that_says_how_to_mend_it():
     assert result.exit_code == 1
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
-    assert "nothing answers at 127.0.0.1:1" in line
+    assert "no service answers at 127.0.0.1:1" in line
     assert "laneway up" in line
 
 

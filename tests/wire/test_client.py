@@ -402,10 +402,33 @@ async def test_a_storm_of_failures_adds_a_bounded_share_of_retries():
 async def test_no_door_at_all_is_unavailable_after_the_attempts_of_the_lane():
     time = Time()
     async with Client("127.0.0.1:1", surroundings=time.surroundings) as client:
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match=r"^no service answers at 127\.0\.0\.1:1$") as caught:
             async with client.generate(model="chat", prompt="Hi"):
                 pass
-    assert time.slept == [pytest.approx(0.1)]  # half of the first ceiling
+        assert caught.value.reason == "NO_SERVICE"
+        assert "failed to connect" in caught.value.facts["transport"]
+        with pytest.raises(Unavailable, match="no service answers"):
+            await client.get_job("local-job")
+    assert time.slept[0] == pytest.approx(0.1)  # half of the first ceiling
+
+
+async def test_a_connection_that_breaks_is_told_apart_from_none_and_from_what_a_service_says():
+    async def breaks(request, context):
+        yield accepted()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    async with (
+        serving(Door([breaks, refusing(Unavailable("full"))])) as door,
+        Client(door.address, retry_budget=RetryParams.never()) as client,
+    ):
+        with pytest.raises(Unavailable, match=f"^the connection to {door.address} broke: Socket closed$") as caught:
+            async with client.generate(model="chat", prompt="Hi") as stream:
+                await stream.text()
+        assert caught.value.reason == "CONNECTION_LOST"
+        with pytest.raises(Unavailable, match="full") as caught:
+            async with client.generate(model="chat", prompt="Hi"):
+                pass
+        assert (caught.value.reason, caught.value.facts) == ("UNAVAILABLE", {})
 
 
 # --- following -------------------------------------------------------------------------------------

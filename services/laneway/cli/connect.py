@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,9 +44,8 @@ TimeoutOption = Annotated[float | None, typer.Option("--timeout", min=0.001, hel
 async def admission(given: str | None, token_file: Path | None) -> AsyncIterator[Client]:
     from laneway.client import Client
 
-    address = address_of("admission", given)
-    async with Client(address, token=_token(token_file), on_retry=_say_retry) as client:
-        with _hint(address, "LANEWAY_ADDRESS"):
+    async with Client(address_of("admission", given), token=_token(token_file), on_retry=_say_retry) as client:
+        with _hint("LANEWAY_ADDRESS"):
             yield client
 
 
@@ -54,9 +53,8 @@ async def admission(given: str | None, token_file: Path | None) -> AsyncIterator
 async def scheduler(given: str | None, token_file: Path | None) -> AsyncIterator[SchedulerClient]:
     from laneway.client import SchedulerClient
 
-    address = address_of("scheduler", given)
-    async with SchedulerClient(address, token=_token(token_file), on_retry=_say_retry) as client:
-        with _hint(address, "LANEWAY_SCHEDULER_ADDRESS"):
+    async with SchedulerClient(address_of("scheduler", given), token=_token(token_file), on_retry=_say_retry) as client:
+        with _hint("LANEWAY_SCHEDULER_ADDRESS"):
             yield client
 
 
@@ -64,33 +62,21 @@ async def scheduler(given: str | None, token_file: Path | None) -> AsyncIterator
 async def routing(given: str | None, token_file: Path | None) -> AsyncIterator[RoutingClient]:
     from laneway.client import RoutingClient
 
-    address = address_of("routing", given)
-    async with RoutingClient(address, token=_token(token_file), on_retry=_say_retry) as client:
-        with _hint(address, "LANEWAY_ROUTING_ADDRESS"):
+    async with RoutingClient(address_of("routing", given), token=_token(token_file), on_retry=_say_retry) as client:
+        with _hint("LANEWAY_ROUTING_ADDRESS"):
             yield client
 
 
-class _hint:
-    """Says what to do when nothing answers at all. A service that answers names its reason and a time."""
-
-    def __init__(self, address: str, variable: str) -> None:
-        self._address = address
-        self._variable = variable
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, Unavailable) or error.retry_after_s is not None or error.reason != "UNAVAILABLE":
-            return
-        if "failed to connect" in error.message:
-            message = (
-                f"nothing answers at {self._address}; start a stack with: laneway up; "
-                f"or name another address with --address or {self._variable}"
-            )
-        else:
-            message = f"the connection to {self._address} broke: {error.message}"
-        raise Unavailable(message, job_id=error.job_id) from error
+@contextmanager
+def _hint(variable: str) -> Iterator[None]:
+    """Adds what a person at the command line can do when nothing answers at all."""
+    try:
+        yield
+    except Unavailable as error:
+        if error.reason == "NO_SERVICE":
+            mend = f"start a stack with: laneway up; or name another address with --address or {variable}"
+            raise Unavailable(f"{error.message}; {mend}", reason=error.reason, job_id=error.job_id) from error
+        raise
 
 
 def _say_retry(error: LanewayError, wait_s: float) -> None:

@@ -57,6 +57,7 @@ class Client(ServiceConnection):
 
         keep = OnDisconnect(request.get("on_disconnect", OnDisconnect.CANCEL)) is OnDisconnect.KEEP
         opening = Opening(
+            address=self.address,
             open=open_call,
             follow=self._follow if keep else None,
             accepts=True,
@@ -99,6 +100,7 @@ class Client(ServiceConnection):
         A lost connection is taken up again where it broke. The end of a job that did not succeed raises its error.
         """
         opening = Opening(
+            address=self.address,
             open=lambda _, left_s: self._follow(job_id, from_index, left_s),
             follow=self._follow,
             accepts=False,

@@ -16,18 +16,20 @@ import grpc
 import grpc.aio
 
 from laneway.core.clock import Clock
-from laneway.core.errors import ConfigError, DeadlineExceeded, LanewayError
+from laneway.core.errors import ConfigError, DeadlineExceeded, LanewayError, Unavailable
 from laneway.core.lanes import Lane
 from laneway.policy.retry import Attempted, RetryBudget, RetryParams, decide_retry
 from laneway.runtime import grpc_options
 from laneway.runtime.clock import SystemClock
-from laneway.runtime.grpc_errors import from_rpc_error
+from laneway.runtime.grpc_errors import DETAILS_KEY, from_rpc_error
 from laneway.runtime.grpc_options import Options
 from laneway.runtime.settings import GrpcSettings
 
 KEEPALIVE_S = 10.0  # the services permit one ping every 5 s (settings: grpc.keepalive_permit_s)
 CALL_S_MAX = 10.0  # of a call with one answer, where the caller names no limit
 RECONNECT_S_MAX = 5.0
+# In messages of the gRPC library, which has one status for all failures of a connection.
+_NEVER_CONNECTED = ("failed to connect", "DNS resolution failed")
 
 Metadata = tuple[tuple[str, str], ...]
 Request = TypeVar("Request")
@@ -157,7 +159,7 @@ class ServiceConnection:
             try:
                 return await method(request, timeout=deadline.left_s(), metadata=self._metadata)
             except grpc.aio.AioRpcError as rpc_error:
-                error = from_rpc_error(rpc_error)
+                error = failure_of(rpc_error, self.address)
                 error.__cause__ = rpc_error
             await self._retrier.wait_or_raise(
                 Attempted(error, attempt, lane=lane, idempotent=idempotent, deadline_s=give_up.at_s)
@@ -176,6 +178,23 @@ class ServiceConnection:
                 yield item
             if not token or given == limit:
                 return
+
+
+def failure_of(rpc_error: grpc.aio.AioRpcError, address: str) -> LanewayError:
+    """What a failed call means. Where no service spoke, we say so, and the gRPC library's own words are in the facts."""
+    error = from_rpc_error(rpc_error)
+    spoken = any(key == DETAILS_KEY for key, _ in rpc_error.trailing_metadata() or ())
+    if spoken or rpc_error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return error
+    facts = {"transport": error.message}
+    if any(words in error.message for words in _NEVER_CONNECTED):
+        return Unavailable(f"no service answers at {address}", reason="NO_SERVICE", facts=facts)
+    return Unavailable(
+        f"the connection to {address} broke: {error.message}",
+        reason="CONNECTION_LOST",
+        retry_after_s=error.retry_after_s,
+        facts=facts,
+    )
 
 
 def least(*limits: float | None) -> float | None:

@@ -8,11 +8,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 import grpc.aio
 
 from laneway.client import decode
-from laneway.client.channel import ServiceConnection
+from laneway.client.channel import ServiceConnection, failure_of
 from laneway.client.values import Explanation, LaneStatus, Model, Region, Route, Worker
 from laneway.core.fleet import Plan
 from laneway.core.lanes import Lane
-from laneway.runtime.grpc_errors import from_rpc_error
 from laneway.runtime.wire import enums
 from laneway.runtime.wire.records import plan_from_proto
 from laneway.v1 import routing_pb2, routing_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -39,7 +38,7 @@ class SchedulerClient(ServiceConnection):
             async for response in call:
                 yield plan_from_proto(response.plan)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise failure_of(error, self.address) from error
         finally:
             call.cancel()
 
@@ -133,7 +132,7 @@ class RoutingClient(ServiceConnection):
             async for response in call:
                 yield tuple(decode.region_of(region) for region in response.regions)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise failure_of(error, self.address) from error
         finally:
             call.cancel()
 

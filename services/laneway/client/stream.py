@@ -17,14 +17,13 @@ import grpc
 import grpc.aio
 
 from laneway.client import decode
-from laneway.client.channel import Deadline, Retrier, least
+from laneway.client.channel import Deadline, Retrier, failure_of, least
 from laneway.client.values import Chunk, Finished
 from laneway.core.clock import Clock
 from laneway.core.errors import LanewayError
 from laneway.core.job import Verdict
 from laneway.core.lanes import Lane
 from laneway.policy.retry import Attempted
-from laneway.runtime.grpc_errors import from_rpc_error
 from laneway.runtime.wire import jobs
 from laneway.v1 import admission_pb2
 
@@ -47,6 +46,7 @@ class BrokenStream(LanewayError):
 class Opening:
     """How a stream is begun, and what may be done about a failure."""
 
+    address: str  # of the service, for words
     open: Callable[[LanewayError | None, float | None], Call]  # (failure of the attempt before, seconds left)
     follow: Callable[[str, int, float | None], Call] | None  # (job, next index, seconds left); None: not sound
     accepts: bool  # the first event is Accepted or a refusal, soon: entering waits for it
@@ -210,7 +210,7 @@ class TokenStream:
             try:
                 message = await self._call.read()
             except grpc.aio.AioRpcError as rpc_error:
-                error = from_rpc_error(rpc_error)
+                error = failure_of(rpc_error, self._opening.address)
                 error.job_id = error.job_id or self.job_id
                 error.__cause__ = rpc_error
                 await self._reopen(error)
