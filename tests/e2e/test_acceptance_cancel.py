@@ -193,7 +193,8 @@ async def test_a_crowd_vanishes_in_every_state(region: LocalRegion):
             stream = await stack.enter_async_context(region.client.generate(**request, retry_s_max=0.0))
             region.job_ids.add(stream.job_id)
         for number in range(30, 40):
-            held: RequestFields = {**long_story(number), "lane": "deferrable", "not_before_s": 600.0}
+            held: RequestFields = {**long_story(number, 500), "lane": "deferrable", "not_before_s": 600.0}
+            held["deadline_s"] = 86_400.0
             stream = await stack.enter_async_context(region.client.generate(**held, retry_s_max=0.0))
             region.job_ids.add(stream.job_id)
         assert (await region.gauges())["laneway_door_streams"] == 30

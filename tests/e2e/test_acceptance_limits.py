@@ -16,7 +16,7 @@ from laneway.core.prompt import ChatTurn
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.tokenizer import Tokenizer, load_tokenizer
 from tests.support.nats import eventually
-from tests.support.region import LocalRegion, local_region, region_settings
+from tests.support.region import LocalRegion, accepts, local_region, region_settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -71,6 +71,7 @@ async def test_a_full_lane_refuses_with_a_retry_time_and_holds_nothing_of_it(
             await callers.aclose()
             await region.nothing_is_live()
             assert region.log.sequence_of(tuple(refused.get("prompt", "").encode())) is None
+            await eventually(lambda: accepts(region.client))
             assert (await region.client.wait((await region.client.submit(**small)).job_id)).state is JobState.SUCCEEDED
 
 

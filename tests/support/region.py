@@ -209,11 +209,12 @@ async def local_region(
         client = await enter(Client(door.note["address"]))
         operator = await enter(SchedulerClient(scheduler.note["address"]))
         if workers:
-            await eventually(lambda: _accepts(client), timeout_s=30)
+            await eventually(lambda: accepts(client), timeout_s=30)
         yield LocalRegion(server, settings, bus, client, operator, metrics, scheduler, logs)
 
 
-async def _accepts(client: Client) -> bool:
+async def accepts(client: Client) -> bool:
+    """Whether the door would take a small priority request now; its plan follows the region a moment later."""
     verdict = (await client.quote(model="chat", token_ids=[1], max_tokens=1)).verdict
     return verdict.kind is not VerdictKind.REFUSED
 
