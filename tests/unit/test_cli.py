@@ -107,6 +107,33 @@ def test_config_show_gives_value_and_origin(tmp_path: Path, monkeypatch: pytest.
     assert "secret" not in result.stdout
 
 
+def test_config_show_tells_what_a_model_was_given_from_its_defaults(tmp_path: Path):
+    (tmp_path / "laneway.toml").write_text('[[models]]\nname = "chat"\nengine_options = { threads = 1 }\n')
+    result = runner.invoke(app, ["config", "show", "models", "--json"])
+    origins = {row["key"]: row["origin"] for row in json.loads(result.stdout)}
+    given = {"models[0].name", "models[0].engine_options.threads"}
+    assert {key for key, origin in origins.items() if "laneway.toml" in origin} == given
+    assert {origins[key] for key in origins.keys() - given} == {"default"}
+
+
+def test_config_show_has_values_as_the_file_would():
+    lines = runner.invoke(app, ["config", "show"]).stdout.splitlines()
+    shown = {line.split()[0]: line.split()[1] for line in lines if len(line.split()) > 2}
+    assert (shown["admission.ingest"], shown["admission.insecure_remote"]) == ("true", "false")
+    assert (shown["region.zones"], shown["policy.priority_reserved_slots"]) == ("[]", "unset")
+
+
+@pytest.mark.parametrize("service", ["admission", "worker"])
+def test_a_service_without_nats_ends_with_one_clear_line(service: str):
+    own = ["--set", "admission.listen=127.0.0.1:0"]
+    command = [sys.executable, "-m", "laneway.cli", service, "--set", "nats.url=nats://127.0.0.1:1", *own]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    (line,) = [line for line in ended.stderr.splitlines() if "service_started" not in line]
+    assert line.startswith(f"laneway {service}: no NATS server answers at nats://127.0.0.1:1")
+    assert "laneway up" in line
+
+
 @pytest.fixture
 def stack_settings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """The settings that `laneway up` with some arguments gives its processes; starts nothing."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -36,7 +37,7 @@ def show(
         fail(str(error), EXIT_USAGE)
     values = msgspec.to_builtins(loaded.settings)
     found = [
-        {"key": key, "value": _shown(value), "origin": _origin(key, loaded.origins)}
+        {"key": key, "value": _shown(value), "origin": loaded.origins.get(key, "default")}
         for key, value in _leaves(values)
         if key.startswith(prefix)
     ]
@@ -45,7 +46,7 @@ def show(
     else:
         print_table(
             ("KEY", "VALUE", "ORIGIN"),
-            [tuple(row.values()) for row in found],
+            [(row["key"], _words(row["value"]), row["origin"]) for row in found],
             empty="no such setting",
             folded=["VALUE", "ORIGIN"],
         )
@@ -63,10 +64,12 @@ def _leaves(table: dict[str, object], prefix: str = "") -> Iterator[tuple[str, o
             yield key, value
 
 
-def _origin(key: str, origins: Mapping[str, str]) -> str:
-    """Items of a list of tables share the origin of the list."""
-    return origins.get(key) or origins.get(key.partition("[")[0], "default")
-
-
 def _shown(value: object) -> object:
     return _CREDENTIAL.sub("//…@", value) if isinstance(value, str) else value
+
+
+def _words(value: object) -> str:
+    """As the settings file would have it, but for text without its quotes."""
+    if value is None:
+        return "unset"
+    return value if isinstance(value, str) else json.dumps(value)

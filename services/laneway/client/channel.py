@@ -181,7 +181,7 @@ class ServiceConnection:
 
 
 def failure_of(rpc_error: grpc.aio.AioRpcError, address: str) -> LanewayError:
-    """What a failed call means. Where no service spoke, we say so, and the gRPC library's own words are in the facts."""
+    """What a failed call means. Where no service spoke we say so, and keep the gRPC library's words as a fact."""
     error = from_rpc_error(rpc_error)
     spoken = any(key == DETAILS_KEY for key, _ in rpc_error.trailing_metadata() or ())
     if spoken or rpc_error.code() is not grpc.StatusCode.UNAVAILABLE:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any
@@ -101,6 +102,7 @@ class Bus:
         self._up = asyncio.Event()
         self._reconnect_callbacks: list[Callable[[], None]] = []
         self._disconnect_callbacks: list[Callable[[], None]] = []
+        self._connecting = True  # for the first time
         self._closing = False
 
     @classmethod
@@ -112,7 +114,7 @@ class Bus:
         seen: list[Exception] = []
 
         async def on_error(error: Exception) -> None:
-            if not bus._up.is_set():
+            if bus._connecting:
                 seen.append(error)
             bus._failed(error)
 
@@ -142,6 +144,7 @@ class Bus:
             raise connect_failure(settings.url, seen or [error]) from error
         bus._requests = Requests(client, client.new_inbox())
         bus._up.set()
+        bus._connecting = False
         try:
             await bus._requests.start()
             await bus._check_server()
@@ -198,7 +201,9 @@ class Bus:
     def _failed(self, error: Exception) -> None:
         _errors.inc()
         if not self._closing:
-            _log.warning("bus_error", bus=self.name, error=str(error) or type(error).__name__)
+            # Of a first connection the caller is told, with the reason.
+            level = logging.DEBUG if self._connecting else logging.WARNING
+            _log.log(level, "bus_error", bus=self.name, error=str(error) or type(error).__name__)
 
     async def _disconnected(self) -> None:
         self._up.clear()

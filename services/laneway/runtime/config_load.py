@@ -54,7 +54,9 @@ class Value:
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[S]):
     settings: S
-    origins: Mapping[str, str]  # dotted key of every leaf -> "default", "file …", "env …" or "flag …"
+    # Dotted key of every leaf -> "default", "file …", "env …" or "flag …". Tables of a list have those leaves that were
+    # given, such as models[0].slots; their others are defaults.
+    origins: Mapping[str, str]
 
 
 def load(
@@ -178,6 +180,7 @@ def _build(
         elif key in given:
             values[name] = _convert(key, given[key], annotation)
             origins[key] = given[key].origin
+            origins.update(_item_origins(key, given[key], annotation))
         else:
             origins[key] = "default"
             if default is not None:
@@ -210,6 +213,26 @@ def _parse_text(key: str, text: str, annotation: object, origin: str) -> object:
         except msgspec.DecodeError as error:
             raise ConfigError(f"{key} is not a valid JSON list: {error} ({origin})") from None
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _item_origins(key: str, value: Value, annotation: object) -> Iterator[tuple[str, str]]:
+    """The leaves that the tables of a list give; what they leave out is a default of the item."""
+    raw = value.raw
+    if value.is_text and isinstance(raw, str):
+        raw = _parse_text(key, raw, annotation, value.origin)
+    if _item_struct(annotation) is None or not isinstance(raw, list):
+        return
+    for number, item in enumerate(raw):
+        for name in _leaf_names(item):
+            yield f"{key}[{number}].{name}", value.origin
+
+
+def _leaf_names(table: Mapping[str, object]) -> Iterator[str]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from (f"{name}.{inner}" for inner in _leaf_names(value))
+        else:
+            yield name
 
 
 def _validation_message(key: str, value: Value, annotation: object, error: msgspec.ValidationError) -> str:
