@@ -5,12 +5,23 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import pytest
 
 from laneway.cli.stack import LocalStack, StackOptions
-from laneway.client import Client, JobState, Lane, RequestFields, RetryParams, SchedulerClient, TokenStream
+from laneway.client import (
+    Client,
+    Job,
+    JobState,
+    Lane,
+    OnDisconnect,
+    RequestFields,
+    RetryParams,
+    SchedulerClient,
+    TokenStream,
+)
 from tests.support.nats import eventually
 from tests.support.producer import producer
 
@@ -47,16 +58,23 @@ class Caller:
         assert self.indices == list(range(stream.finished.usage.completion_tokens))
 
 
-def question(number: int, **more: str) -> RequestFields:
+def question(
+    number: int,
+    *,
+    lane: Lane = Lane.PRIORITY,
+    max_tokens: int = TOKENS,
+    on_disconnect: OnDisconnect | None = None,
+) -> RequestFields:
     request: RequestFields = {
         **PATIENT,
         "messages": [{"role": "user", "content": f"Tell me a story about the number {number}."}],
-        "max_tokens": TOKENS,
+        "max_tokens": max_tokens,
         "ignore_eos": True,
         "temperature": 0.0,
+        "lane": lane,
     }
-    if "lane" in more:
-        request["lane"] = more["lane"]
+    if on_disconnect is not None:
+        request["on_disconnect"] = on_disconnect
     return request
 
 
@@ -97,7 +115,7 @@ async def test_answers_survive_kill_9_of_a_worker_word_for_word_and_detached_job
             detached = [
                 (await client.submit(**question(n, lane=lane))).job_id
                 for n in numbers
-                for lane in ("deferrable", "batch")
+                for lane in (Lane.DEFERRABLE, Lane.BATCH)
             ]
             stack.workers[0].kill()
             assert all(len(caller.indices) < TOKENS for caller in callers.values()), "it died in the middle"
@@ -129,7 +147,7 @@ async def test_a_worker_that_is_told_to_go_finishes_what_it_runs_and_takes_nothi
             await eventually(lambda: all(len(caller.indices) >= 3 for caller in callers.values()), timeout_s=60)
             leaving.signal(signal.SIGTERM)
             await eventually(lambda: _only_ready(scheduler, staying.pid))
-            late = [await client.submit(**question(number, lane="deferrable")) for number in range(8)]
+            late = [await client.submit(**question(number, lane=Lane.DEFERRABLE)) for number in range(8)]
         assert {number: caller.text for number, caller in callers.items()} == undisturbed
         assert {caller.attempt for caller in callers.values()} == {1}, "none was interrupted"
         assert await asyncio.wait_for(leaving.wait(), 30) == 0
@@ -173,7 +191,7 @@ async def test_a_watch_goes_on_through_a_new_door_from_where_it_was():
         callers = {number: Caller(question(number)) for number in range(2)}
         async with asyncio.TaskGroup() as group:
             for number, caller in callers.items():
-                submitted = await client.submit(**question(number, lane="deferrable"))
+                submitted = await client.submit(**question(number, lane=Lane.DEFERRABLE))
                 group.create_task(caller.call(client.watch(submitted.job_id)))
             await eventually(lambda: all(len(caller.indices) >= 5 for caller in callers.values()), timeout_s=60)
             stack.child("admission").kill()
@@ -181,3 +199,33 @@ async def test_a_watch_goes_on_through_a_new_door_from_where_it_was():
             await stack.restart("admission")
         assert {number: caller.text for number, caller in callers.items()} == undisturbed
         assert {caller.attempt for caller in callers.values()} == {1}, "the job itself noticed nothing"
+
+
+async def test_attached_jobs_of_a_dead_door_end_or_go_on_as_their_contracts_say():
+    settings = {"models": [KINDS["simulated"]], "process": {"drain_s": 3.0}}
+    async with (
+        LocalStack(StackOptions(settings=settings)) as stack,
+        Client(stack.addresses.admission, retry_budget=PATIENCE) as client,
+        AsyncExitStack() as callers,
+    ):
+        job_ids: dict[OnDisconnect, str] = {}
+        for number, kind in enumerate(OnDisconnect):
+            tokens = 4000 if kind is OnDisconnect.CANCEL else 200
+            request = question(number, max_tokens=tokens, on_disconnect=kind)
+            stream = await callers.enter_async_context(client.generate(**request))
+            await anext(stream)
+            job_ids[kind] = stream.job_id
+        stack.child("admission").kill()
+        await stack.child("admission").wait()
+        await stack.restart("admission")
+
+        async def ended(kind: OnDisconnect) -> Job | None:
+            job = await client.get_job(job_ids[kind])
+            return job if job.state.terminal else None
+
+        cancelled = await eventually(lambda: ended(OnDisconnect.CANCEL), timeout_s=60)
+        kept = await eventually(lambda: ended(OnDisconnect.KEEP), timeout_s=60)
+    assert (cancelled.state, cancelled.attempt) == (JobState.CANCELLED, 1)
+    assert (kept.state, kept.attempt) == (JobState.SUCCEEDED, 1)
+    assert kept.result is not None
+    assert len(kept.result.token_ids) == 200
