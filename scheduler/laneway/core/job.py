@@ -188,7 +188,9 @@ class IllegalTransition(Exception):
         self.record = record
 
 
-def claim(record: JobRecord, owner: str, now_s: float, *, owner_is_dead: bool = False, start_index: int = 0) -> JobRecord:
+def claim(
+    record: JobRecord, owner: str, now_s: float, *, owner_is_dead: bool = False, start_index: int = 0
+) -> JobRecord:
     """The record after `owner` claimed it: RUNNING at attempt + 1.
 
     A WAITING record may always be claimed; a RUNNING one only when its owner's lease has expired.
