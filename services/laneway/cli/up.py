@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import signal
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
 from laneway.cli.console import EXIT_FAILED, fail, say
-from laneway.cli.endpoint import Endpoint, endpoint_file, read_endpoint, remove_endpoint, write_endpoint
+from laneway.cli.endpoint import endpoint_file, remove_endpoint
 from laneway.cli.serve import ConfigOption, SetOption, settings_of
 from laneway.cli.stack import LocalStack, Progress, StackError, StackOptions
+from laneway.cli.staying import announce, before, end_at_once, stay
 from laneway.core.errors import ConfigError
 
 NATS_PORT = 4222
-
-T = TypeVar("T")
 
 
 def up(
@@ -88,15 +86,13 @@ async def _up(options: StackOptions, *, temporary: bool) -> int:
     path = endpoint_file()
     try:
         starting = asyncio.create_task(stack.start())
-        if not await _before(starting, interrupted):
+        if not await before(starting, interrupted):
             say("stopped while starting")
             return 0
-        _announce(stack, path)
-        ended = asyncio.create_task(stack.ended())
-        if await _before(ended, interrupted):
-            child = ended.result()
-            say(f"laneway: {child.name} ended with status {child.exit_status}{child.log_tail()}")
-            return await _outlive(stack, interrupted) if child in stack.workers else EXIT_FAILED
+        announce(stack, path)
+        say("ready: try `laneway generate 'Hello'` elsewhere; Ctrl-C stops everything")
+        if not await stay(stack, interrupted):
+            return EXIT_FAILED
         say("stopping; press Ctrl-C again to stop at once")
         return 0
     finally:
@@ -105,53 +101,10 @@ async def _up(options: StackOptions, *, temporary: bool) -> int:
         say("nothing is left running")
 
 
-async def _outlive(stack: LocalStack, interrupted: asyncio.Event) -> int:
-    """A worker that died is not the end: its jobs go to another. The rest runs on until Ctrl-C."""
-    say("the rest of the stack goes on; Ctrl-C stops it")
-    await interrupted.wait()
-    return 0
-
-
-async def _before(task: asyncio.Task[T], interrupted: asyncio.Event) -> bool:
-    """Waits for the task or Ctrl-C; True if the task was done first. An error of the task is raised."""
-    waiting = asyncio.create_task(interrupted.wait())
-    both: set[asyncio.Task[Any]] = {task, waiting}
-    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if task.done():
-        task.result()
-        return True
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, StackError):
-        await task
-    return False
-
-
 def _on_signal(stack: LocalStack, interrupted: asyncio.Event, temporary: bool) -> None:
-    if not interrupted.is_set():
-        interrupted.set()
-        return
-    for child in stack.children:
-        child.kill_group()
-    if temporary:
-        shutil.rmtree(stack.directory, ignore_errors=True)
-    say("laneway: stopped at once; running jobs were cut off")
-    os._exit(EXIT_FAILED)
-
-
-def _announce(stack: LocalStack, path: Path) -> None:
-    addresses = stack.addresses
-    other = read_endpoint(path)
-    if other is not None and other.pid != os.getpid():
-        say(f"another stack runs (process {other.pid}); for this one: export LANEWAY_ADDRESS={addresses.admission}")
-        say(f"  LANEWAY_SCHEDULER_ADDRESS={addresses.scheduler} LANEWAY_ROUTING_ADDRESS={addresses.routing}")
-    else:
-        endpoint = Endpoint(
-            os.getpid(), addresses.admission, addresses.scheduler, addresses.routing, addresses.nats, str(stack.logs)
-        )
-        write_endpoint(endpoint, path)
-        say(f"other terminals find this stack by {path}")
-    say("ready: try `laneway generate 'Hello'` elsewhere; Ctrl-C stops everything")
+    if interrupted.is_set():
+        end_at_once(stack, temporary=temporary)
+    interrupted.set()
 
 
 def _show(step: Progress) -> None:

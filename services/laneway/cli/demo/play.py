@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import nats
+import nats.errors
 import uvloop
 from rich.console import Console
 
+from laneway.cli.console import EXIT_FAILED, EXIT_INTERRUPTED, say
 from laneway.cli.demo.outcome import RunResult, broken_promises
-from laneway.cli.demo.report import TRY_NEXT, print_report
+from laneway.cli.demo.report import TRY_NEXT, TRY_NEXT_HERE, print_report
 from laneway.cli.demo.script import (
     BURST,
     DOCUMENTS_AT_S,
@@ -28,49 +32,126 @@ from laneway.cli.demo.script import (
 )
 from laneway.cli.demo.show import Board, Screen
 from laneway.cli.demo.traffic import MODEL, Mode, Traffic
+from laneway.cli.endpoint import endpoint_file, remove_endpoint
 from laneway.cli.stack import LocalStack, Progress, StackError, StackOptions
+from laneway.cli.staying import announce, end_at_once, stay
 from laneway.client import Client, SchedulerClient
 from laneway.client.values import Message, Worker
-from laneway.core.errors import LanewayError
+from laneway.core.errors import ConfigError, LanewayError
 from laneway.core.lanes import Lane
+from laneway.runtime.exception_groups import leaf_errors
 
 DRAIN_S_MAX = 30.0
 WATCH_S = 0.25
 ACK_WAIT_S = 3.0  # on all lanes: a killed worker's jobs come back soon
+REPLACED_AFTER_S = 6.0  # a new worker comes for the killed one
 SLOTS = 8
 QUEUE_LENGTH = 8  # priority jobs that may wait beyond the slots
 FIFO_QUEUE_LENGTH = 1000
 LANEWAY_MODE = Mode("Laneway", single_lane=False)
 FIFO_MODE = Mode("FIFO", single_lane=True)
+STOPPED = "stopped; nothing is left running"
+FORESEEN = (StackError, LanewayError, ConfigError, nats.errors.Error, OSError)  # failures that a sentence explains
 
 
 def demo(*, fifo: bool = True, keep: bool = False) -> int:
-    """Runs the demo and returns its exit status: 0 when every promise was kept, 1 otherwise."""
+    """Runs the demo and returns its exit status: 0 when every promise was kept, 1 otherwise, 130 after Ctrl-C."""
     console = Console()
     try:
-        return uvloop.run(_demo(console, fifo=fifo, keep=keep))
-    except (StackError, FileNotFoundError) as error:
-        console.print(f"the demo cannot run: {error}", markup=False)
-        return 1
-    except KeyboardInterrupt:
-        console.print("stopped; nothing is left running")
-        return 130
+        return uvloop.run(Demo(console, fifo=fifo, keep=keep).run())
+    except KeyboardInterrupt:  # before the first step
+        console.print(STOPPED)
+        return EXIT_INTERRUPTED
 
 
-async def _demo(console: Console, *, fifo: bool, keep: bool) -> int:
-    data = find_samples(Path(__file__))
-    console.print("Starting NATS, the services and two workers with a real model (about 15 s) ...")
-    runs = []
-    async with _stack(console, QUEUE_LENGTH) as stack:
-        script = arrivals(data, await _measure(console, stack, trial_prompts(data)))
-        runs.append(await _play(console, stack, LANEWAY_MODE, script))
-        if keep:
-            print_report(console, runs)
-            return await _stay(console, stack)
-    if fifo:
-        console.print("The same arrivals through a single FIFO lane, for comparison (about 90 s; FIFO=0 skips) ...")
-        async with _stack(console, FIFO_QUEUE_LENGTH) as stack:
-            runs.append(await _play(console, stack, FIFO_MODE, script))
+class Demo:
+    """One showing. Ctrl-C ends it in order whatever it is at, and a second one ends it at once."""
+
+    def __init__(self, console: Console, *, fifo: bool, keep: bool) -> None:
+        self._console, self._fifo, self._keep = console, fifo, keep
+        self._doing = ""  # once a stack runs: what may fail
+        self._stack: LocalStack | None = None
+        self._showing: asyncio.Task[int]
+        self._asked_to_end = False
+        self._leave: asyncio.Event | None = None  # while the stack stays up
+
+    async def run(self) -> int:
+        self._showing = asyncio.create_task(self._show())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            return await self._showing
+        except asyncio.CancelledError:
+            self._console.print(STOPPED)
+            return EXIT_INTERRUPTED
+        except Exception as error:
+            why = next(leaf_errors(error))
+            if not isinstance(why, FORESEEN):
+                raise
+            what = f"the demo failed while {self._doing}" if self._doing else "the demo cannot run"
+            self._console.print(f"{what}: {why}", markup=False, highlight=False, soft_wrap=True)
+            return EXIT_FAILED
+
+    def _on_signal(self) -> None:
+        if self._asked_to_end:
+            end_at_once(self._stack, temporary=True)
+        self._asked_to_end = True
+        if self._leave is not None:
+            self._leave.set()
+        else:
+            self._showing.cancel()
+
+    async def _show(self) -> int:
+        console, runs = self._console, []
+        data = find_samples(Path(__file__))
+        console.print("Starting NATS, the services and two workers with a real model (about 15 s) ...")
+        async with self._running(QUEUE_LENGTH) as stack:
+            self._doing = "measuring this machine with trial documents"
+            script = arrivals(data, await _measure(console, stack, trial_prompts(data)))
+            self._doing = "playing the arrivals through Laneway"
+            runs.append(await _play(console, stack, LANEWAY_MODE, script))
+            if self._keep:
+                status = _judge(console, runs, TRY_NEXT_HERE)
+                self._doing = "keeping the stack up"
+                return status if await self._stay(stack) else EXIT_FAILED
+        if self._fifo:
+            console.print("The same arrivals through a single FIFO lane, for comparison (about 90 s; FIFO=0 skips) ...")
+            self._doing = "starting the stack for the comparison"
+            async with self._running(FIFO_QUEUE_LENGTH) as stack:
+                self._doing = "playing the arrivals through a single FIFO lane"
+                runs.append(await _play(console, stack, FIFO_MODE, script))
+        return _judge(console, runs, TRY_NEXT)
+
+    @contextlib.asynccontextmanager
+    async def _running(self, queue_length: int) -> AsyncIterator[LocalStack]:
+        self._stack = _stack(self._console, queue_length)
+        async with self._stack as stack:
+            try:
+                yield stack
+            except asyncio.CancelledError:
+                for worker in stack.workers:  # nobody waits for what they run
+                    worker.kill_group()
+                raise
+
+    async def _stay(self, stack: LocalStack) -> bool:
+        """Until Ctrl-C; False if the stack ended by itself."""
+        self._leave = asyncio.Event()
+        path = endpoint_file()
+        try:
+            announce(stack, path)
+            addresses = stack.addresses
+            say(f"  admission {addresses.admission}, scheduler {addresses.scheduler}, routing {addresses.routing}")
+            say(f"  NATS {addresses.nats}; logs are in {stack.logs}")
+            say("the stack stays up; Ctrl-C stops everything")
+            return await stay(stack, self._leave)
+        finally:
+            remove_endpoint(path, os.getpid())
+            say("stopping; press Ctrl-C again to stop at once")
+
+
+def _judge(console: Console, runs: Sequence[RunResult], try_next: Sequence[str]) -> int:
+    """Shows what was promised and got; the exit status."""
     print_report(console, runs)
     broken = broken_promises(runs[0])
     for sentence in broken:
@@ -78,9 +159,9 @@ async def _demo(console: Console, *, fifo: bool, keep: bool) -> int:
     if not broken:
         console.print("[green]Every promise was kept.[/green]")
     console.print("\nTry next:")
-    for line in TRY_NEXT:
+    for line in try_next:
         console.print(f"  {line}", highlight=False)
-    return 1 if broken else 0
+    return EXIT_FAILED if broken else 0
 
 
 def _stack(console: Console, queue_length: int) -> LocalStack:
@@ -179,11 +260,15 @@ async def _kill(stack: LocalStack, scheduler: SchedulerClient, board: Board, sta
     board.tell("a producer publishes forty documents to NATS for the batch lane")
     await asyncio.sleep(max(0.0, started_s + KILL_AT_S - time.monotonic()))
     workers = await _workers(scheduler)
-    victim = max((w for w in workers if w.state == "READY"), key=lambda w: w.running)
-    stack.child(victim.name).kill()
+    victim = max((w for w in workers if w.state == "READY"), key=lambda w: w.running, default=None)
+    if victim is None:
+        raise StackError("no worker was ready when one was to be killed")
+    process = stack.child(victim.name)
+    process.stopping = True  # on purpose: the stack has not lost a part
+    process.kill()
     board.dead.add(victim.name)
     board.tell(f"kill -9 of {victim.name} with {victim.running} jobs running; the other takes over")
-    await asyncio.sleep(6.0)
+    await asyncio.sleep(REPLACED_AFTER_S)
     worker = await stack.add_worker()
     board.tell(f"{worker.name} has joined")
 
@@ -222,10 +307,3 @@ async def _workers(scheduler: SchedulerClient) -> list[Worker]:
 
 def _busy(workers: Sequence[Worker]) -> dict[str, float]:
     return {worker.name: worker.busy_s for worker in workers}
-
-
-async def _stay(console: Console, stack: LocalStack) -> int:
-    console.print(f"The stack stays up at {stack.addresses.admission}; Ctrl-C ends it.")
-    with contextlib.suppress(asyncio.CancelledError):
-        await stack.ended()
-    return 0

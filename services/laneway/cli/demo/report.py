@@ -27,6 +27,11 @@ TRY_NEXT = (
     'laneway generate --lane priority "Why is the sky blue?"   # in a second terminal',
     'laneway submit --lane batch "Describe a lighthouse." && laneway jobs',
 )
+TRY_NEXT_HERE = (  # while the stack stays up
+    'laneway generate --lane priority "Why is the sky blue?"   # in a second terminal',
+    'laneway submit --lane batch "Describe a lighthouse." && laneway jobs',
+    "laneway workers && laneway lanes",
+)
 
 
 def print_report(console: Console, runs: Sequence[RunResult]) -> None:
