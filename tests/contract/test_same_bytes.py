@@ -1,4 +1,4 @@
-"""A worker serialises a chunk once, and doors forward it to Generate and to Watch alike: both must read the same bytes."""
+"""A worker serialises a chunk once, doors forward it to Generate and to Watch: both must read the same bytes."""
 
 from google.protobuf.message import Message
 

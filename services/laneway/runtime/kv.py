@@ -47,7 +47,7 @@ class Key:
         return Value(base64.b64decode(message.get("data", "")), int(message["seq"]))
 
     async def write(self, data: bytes, expected_sequence: int, *, timeout_s: float = 2.0) -> int:
-        """Writes if the key still is as expected (0: absent); returns its new sequence. Raises WrongSequence, BusError."""
+        """Writes if the key is as expected (0: absent); returns its new sequence. Raises WrongSequence, BusError."""
         headers = {EXPECTED_SUBJECT_SEQUENCE: str(expected_sequence)}
         return await self._bus.store(self._subject, data, headers, timeout_s=timeout_s)
 

@@ -29,8 +29,8 @@ def paginate(
     """One page of `items` and the token of the next page, empty on the last.
 
     `items` must be in the order of `key`, which is unique (`descending`: greatest first). `filter_key` names the list
-    that was asked for (method, tenant, filters): a token of another list is refused. The next page starts after the last
-    key given, so that items that come or go in between neither repeat nor hide others.
+    that was asked for (method, tenant, filters): a token of another list is refused. The next page starts after the
+    last key given, so that items that come or go in between neither repeat nor hide others.
     """
     size = page_size_of(page_size)
     start = 0
