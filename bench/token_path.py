@@ -1,17 +1,24 @@
 """What the way through Laneway adds to a stream, against a direct call to the same engine in the same run.
 
 A simulated engine at 10 ms a token; 1, 16 and 64 callers at once, each asking for 64 tokens again and again; rounds of
-the direct call and of Laneway alternate. Added TTFT and added total time are differences of the same percentile.
-CPU for each stream is what every process used over the Laneway rounds, divided by their streams.
+the direct call and of Laneway alternate. Between two streams a caller waits for up to two steps: one that asks at the
+very end of a step, as a closed loop does, gets into the next step when it calls directly and misses it through anything
+else, and the difference would be the engine's step and not Laneway. Added TTFT and added total time are differences of
+the same percentile. CPU for each stream is what every process used over the Laneway rounds, divided by their streams.
+
+The bare limit, in the same run: a grpc.aio server that does nothing but write 64 messages, one every 10 ms, to the same
+callers. It says what the library costs on this machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc.aio
 import psutil
@@ -81,6 +88,7 @@ async def _callers(count: int, streams: int, call: Call, samples: Samples) -> No
         while left > 0:
             left -= 1
             await call(samples)
+            await asyncio.sleep(rng.uniform(0.0, 2 * PACE_S))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(count):
@@ -129,6 +137,8 @@ async def measure(smoke: bool) -> Report:
                 for name in before:
                     cpu[name] = cpu.get(name, 0.0) + after[name] - before[name]
                 streams += each
+            bare_cpu = await _bare(level, each)
+            cpu["bare gRPC server"] = bare_cpu * streams / each
             row, found = _figures(level, direct, ours, cpu, streams)
             rows.append(row)
             figures |= found
@@ -187,6 +197,32 @@ async def _direct() -> tuple[Call, Callable[[], Awaitable[None]]]:
         del sink.waiting[number]
 
     return call, engine.close
+
+
+async def _bare(level: int, streams: int) -> float:
+    """CPU seconds of a server in a process of its own that serves `streams` streams to `level` callers."""
+    run = "import uvloop, bare_stream; uvloop.run(bare_stream.serve())"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", run, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parent
+    )
+    assert process.stdout is not None
+    port = int(await process.stdout.readline())
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    generate = channel.unary_stream("/bare.Bare/Generate")
+
+    async def call(samples: Samples) -> None:
+        async for _ in generate(b"%d" % TOKENS):
+            samples.tokens += 1
+
+    try:
+        watched = psutil.Process(process.pid)
+        before = sum(watched.cpu_times()[:2])
+        await _callers(level, streams, call, Samples())
+        return sum(watched.cpu_times()[:2]) - before
+    finally:
+        await channel.close()
+        process.kill()
+        await process.wait()
 
 
 def _through(channel: grpc.aio.Channel) -> Call:

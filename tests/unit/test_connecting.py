@@ -1,11 +1,13 @@
 """When a client dials again: later each time, jittered, and within a limit."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any, cast
 
-from nats.aio.client import Server
+import pytest
+from nats.aio.client import Client, Server
 
-from laneway.runtime.connecting import RECONNECT_S_MAX, redial
+from laneway.runtime.connecting import RECONNECT_S_MAX, SafeClient, redial
 
 
 @dataclass
@@ -31,3 +33,28 @@ def test_the_wait_grows_and_is_bounded():
 
 def test_clients_do_not_return_in_step():
     assert len({pick(2)[1] for _ in range(20)}) > 15
+
+
+async def test_a_close_survives_the_cancellation_of_the_dead_socket(monkeypatch: pytest.MonkeyPatch):
+    closes = []
+
+    async def close(self: Client, status: int, do_cbs: bool = True) -> None:
+        closes.append(status)
+        if len(closes) == 1:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(Client, "_close", close)
+    await SafeClient()._close(Client.CLOSED)
+    assert closes == [Client.CLOSED, Client.CLOSED]
+
+
+async def test_a_close_that_is_cancelled_ends(monkeypatch: pytest.MonkeyPatch):
+    async def close(self: Client, status: int, do_cbs: bool = True) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(Client, "_close", close)
+    task = asyncio.create_task(SafeClient()._close(Client.CLOSED))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -206,7 +206,8 @@ async def test_a_parked_job_fires_by_the_clock_of_nats(provisioned_bus: Bus):
 async def test_a_caller_who_leaves_while_nats_refuses_is_not_forgotten(
     nats_server: LocalNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    cancel, refused = Ender.cancel, []
+    cancel = Ender.cancel
+    refused: list[str] = []
 
     async def refuses_once(ender: Ender, record: JobRecord, **more: str) -> JobRecord:
         if not refused:

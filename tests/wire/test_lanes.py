@@ -296,8 +296,8 @@ async def test_a_parked_job_is_found_by_its_record_as_stored(provisioned_bus: Bu
     records = RecordStore(provisioned_bus)
     for i in range(20):
         record = make_record(lane=Lane.BATCH, latest_start_s=now_s() + 500.0005 + i / 7.0, device_ms=i)
-        not_before = {"not_before_s": now_s() + i / 3.0} if i % 2 else {}
-        record = replace(record, contract=replace(record.contract, **not_before))
+        not_before_s = now_s() + i / 3.0 if i % 2 else 0.0
+        record = replace(record, contract=replace(record.contract, not_before_s=not_before_s))
         await park(lanes, record, sequence=await records.create(record))
         stored = await records.get(REGION, TENANT, record.job_id)
         assert stored is not None

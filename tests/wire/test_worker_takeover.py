@@ -292,7 +292,8 @@ async def test_a_claim_that_nats_left_open_is_no_failure_of_the_job(
 ):
     async with yard(nats_server, workers=1, nats__ack_wait_priority_s=1.0) as place:
         records = place.workers[0].worker._bench.claims._records
-        update, lost = records.update, []
+        update = records.update
+        lost: list[str] = []
 
         async def unanswered_once(record: JobRecord, expected_sequence: int) -> int:
             sequence = await update(record, expected_sequence)

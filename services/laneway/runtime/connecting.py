@@ -31,13 +31,17 @@ class SafeClient(Client):
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         """What is still to be sent cannot go to a dead socket.
 
-        The original lets that error through before it has ended subscriptions and their tasks.
+        The original lets that error through before it has ended subscriptions and their tasks; as well the cancellation
+        of a read loop that died while the close waited for the same socket, which is nobody's wish to cancel us.
         """
         if not self.is_connected:
             self._forget_pending()
+        task = asyncio.current_task()
         try:
             await super()._close(status, do_cbs)
-        except OSError:
+        except (OSError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise
             self._forget_pending()
             self._status = Client.DISCONNECTED  # a closed client would not be closed again
             await super()._close(status, do_cbs)
