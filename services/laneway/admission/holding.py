@@ -36,7 +36,7 @@ class Flusher:
         hold_s = self._limits.hold_s.get(lane, 0.0)
         if lane is Lane.PRIORITY and self._streams() < self._limits.priority_streams:
             hold_s = 0.0
-        if now_s - stream.flushed_s >= hold_s:
+        if now_s - stream.flushed_s >= hold_s - HELD_TICK_S / 2:
             self._held.pop(stream, None)
             stream.flushed_s = now_s
             stream.flush()

@@ -25,6 +25,7 @@ from laneway.workers.claims import Ack, Answer, Nak
 from laneway.workers.deliveries import answer, delivered_of, word_of
 from laneway.workers.engine_requests import request_of
 from laneway.workers.engines.protocol import SequenceStep
+from laneway.workers.joining import Joiner
 from laneway.workers.ledger import Seat
 from laneway.workers.messages import Attachment
 from laneway.workers.outcomes import Kind, Outcome, Spans, delay_s, ended
@@ -62,6 +63,7 @@ class JobRun:
         self._outlets = Outlets(bench.emitter, self.job_id, now_s)
         self._offers: dict[str, Offer] = {}
         self._sequence: LiveSequence | None = None
+        self._joiner = Joiner()
         self._open = False  # output may leave
         self._doubts = 0  # times since the last look at the record at which others may have taken the job over
         self._wake = asyncio.Event()
@@ -276,7 +278,11 @@ class JobRun:
             self._end(Outcome(Kind.ENGINE_LOST, message="the engine ended the sequence by itself"))
         elif step.finish is not None:
             self._finish(step.finish)
-        self._send()
+        if not self._may_wait(now_s):
+            self._send()
+
+    def _may_wait(self, now_s: float) -> bool:
+        return self.outcome is None and self._joiner.may_wait(now_s, len(self._bench.sequences))
 
     def on_engine_lost(self, reason: str) -> None:
         self._end(Outcome(Kind.ENGINE_LOST, message=reason))
