@@ -30,7 +30,8 @@ class LinkWatch:
         self._on_gap = on_gap
         self._echo_s = 0.0
         self._subscription: Subscription | None = None
-        self._unregister: Callable[[], None] = lambda: None
+        self._unregister: list[Callable[[], None]] = []
+        self._cut = False  # from the loss of the connection until on_gap was called for it
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -43,9 +44,17 @@ class LinkWatch:
                 self._on_gap()
 
         self._subscription = await self._bus.listen(inbox, echoed)
-        self._unregister = self._bus.on_reconnect(self._on_gap)  # a gap, however short
+        self._unregister = [self._bus.on_disconnect(self._lost), self._bus.on_reconnect(self._regained)]
         self._echo_s = loop.time()
         self._task = asyncio.create_task(self._probe(inbox), name="link-probe")
+
+    def _lost(self) -> None:
+        self._cut = True
+
+    def _regained(self) -> None:
+        """A gap, however short. The connection looks open some moments before this is called."""
+        self._on_gap()
+        self._cut = False
 
     async def _probe(self, inbox: str) -> None:
         while True:
@@ -55,11 +64,14 @@ class LinkWatch:
             await asyncio.sleep(PROBE_S)
 
     def sound(self) -> bool:
-        """Whether an echo came within SILENCE_S_MAX."""
-        return self._bus.connected and asyncio.get_running_loop().time() - self._echo_s <= SILENCE_S_MAX
+        """Whether an echo came within SILENCE_S_MAX, and on_gap was called for every loss of the connection."""
+        return (
+            self._bus.connected and not self._cut and asyncio.get_running_loop().time() - self._echo_s <= SILENCE_S_MAX
+        )
 
     async def close(self) -> None:
-        self._unregister()
+        for unregister in self._unregister:
+            unregister()
         await self._bus.unsubscribe(self._subscription)
         if self._task is not None:
             self._task.cancel()
