@@ -1,8 +1,10 @@
 """The command as a process against a scripted door: what it prints where, and its exit codes."""
 
 import asyncio
+import ctypes
 import json
 import os
+import platform
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -96,6 +98,27 @@ async def test_ctrl_c_cancels_the_job():
         _, err = await asyncio.wait_for(process.communicate(), 30)
         assert process.returncode == 130
         assert err.decode().splitlines() == ["laneway: stopped"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of tgkill is that of x86-64")
+async def test_ctrl_c_counts_whichever_thread_it_comes_to():
+    async def endless(request, context):
+        yield accepted()
+        yield chunk(0, "begun")
+        await forever()
+
+    async with serving(Door([endless])) as door:
+        process = await start(door, "generate", "Hi")
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.readexactly(5), 30) == b"begun"
+        others = [
+            int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir() if int(task.name) != process.pid
+        ]
+        tgkill = 234
+        assert ctypes.CDLL(None).syscall(tgkill, process.pid, others[-1], signal.SIGINT) == 0
+        await asyncio.wait_for(door.gone.wait(), 10)
+        await asyncio.wait_for(process.communicate(), 30)
+        assert process.returncode == 130
 
 
 async def test_submit_prints_the_id_for_a_script_to_take(tmp_path: Path):

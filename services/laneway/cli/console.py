@@ -30,14 +30,23 @@ FOLDED_WIDTH_MIN = 12
 def run(work: Callable[[], Coroutine[Any, Any, int | None]]) -> NoReturn:
     """Runs a command's coroutine and ends the process with its exit code. Errors become one line."""
     import asyncio
+    import signal
+
+    async def interruptible() -> int | None:
+        task = asyncio.current_task()
+        assert task is not None
+        # Through the loop, which then wakes up whichever thread the signal came to: asyncio.run alone would notice a
+        # Ctrl-C that came to one of gRPC's threads only with the next event, and an idle stream has none.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+        return await work()
 
     try:
-        code = asyncio.run(work()) or 0
+        code = asyncio.run(interruptible()) or 0
     except LanewayError as error:
         fail(describe(error), EXIT_FAILED)
     except ConfigError as error:
         fail(str(error), EXIT_USAGE)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         fail("stopped", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of our output left, as `head` does
         sys.stderr.close()
