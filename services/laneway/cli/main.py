@@ -56,7 +56,7 @@ def demo(
         bool, typer.Option(envvar="KEEP", help="Leave the stack up at the end, without the comparison.")
     ] = False,
 ) -> None:
-    """Run the stack with a real model under a minute of mixed traffic, then with one FIFO lane: about 4 minutes."""
+    """Run the stack with a real model under a minute of mixed traffic, then with one FIFO lane: 2 to 4 minutes."""
     from laneway.cli.demo import demo as run_demo
 
     raise typer.Exit(run_demo(fifo=fifo, keep=keep))
