@@ -87,7 +87,8 @@ class Ingest:
     async def run(self) -> None:
         """Consumes until cancelled; what was pulled by then is finished or given back."""
         stream = subjects.ingest_stream(self._region)
-        async with Puller(self._bus, stream, INGEST_CONSUMER) as puller, asyncio.TaskGroup() as group:
+        # The puller closes first: what its open pull could still be given must go to others.
+        async with asyncio.TaskGroup() as group, Puller(self._bus, stream, INGEST_CONSUMER) as puller:
             while True:
                 free = self._inflight_max - len(self._inflight)
                 if free <= 0:
