@@ -6,8 +6,12 @@ very end of a step, as a closed loop does, gets into the next step when it calls
 else, and the difference would be the engine's step and not Laneway. Added TTFT and added total time are differences of
 the same percentile. CPU for each stream is what every process used over the Laneway rounds, divided by their streams.
 
-The bare limit, in the same run: a grpc.aio server that does nothing but write 64 messages, one every 10 ms, to the same
-callers. It says what the library costs on this machine.
+The callers speak HTTP/2 by hand (lean_caller.py): a Python gRPC client takes 2 ms CPU a stream of the same two cores,
+and its hand-offs would count as Laneway's. What such a client sees is measured as well, in rounds of its own.
+
+The bare limits, in the same run: the same hops with nothing decided on the way (bare_path.py), and a grpc.aio server
+that does nothing but write 64 messages, one every 10 ms (bare_stream.py). They say what the libraries and NATS cost on
+this machine.
 """
 
 from __future__ import annotations
@@ -16,17 +20,21 @@ import asyncio
 import random
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc.aio
 import psutil
+from lean_caller import LeanCaller
 from report import Bar, Report, main, percentile
 
 from laneway.cli.stack import LocalStack, StackOptions
 from laneway.runtime.catalogue import catalogue_of
+from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.settings import load_settings
 from laneway.v1 import admission_pb2, common_pb2, task_pb2
 from laneway.workers.engines.protocol import EngineRequest, EngineStats, SequenceStep
@@ -120,32 +128,49 @@ async def measure(smoke: bool) -> Report:
     rows: list[list[str]] = []
     figures: dict[str, float] = {}
     bars: list[Bar] = []
+    notes: list[str] = []
     counts: dict[str, tuple[int, int]] = {}
     async with LocalStack(options) as stack:
         direct_call, close = await _direct()
+        caller = await LeanCaller.connect(stack.addresses.admission)
         channel = grpc.aio.insecure_channel(stack.addresses.admission)
         processes = Processes(stack)
         for level in levels:
-            direct, ours = Samples(), Samples()
+            direct, ours, through_client, bare_path = Samples(), Samples(), Samples(), Samples()
             cpu: dict[str, float] = {}
             streams = 0
             each = 2 * level if smoke else max(12, 4 * level)
             for _ in range(rounds):
                 await _callers(level, each, direct_call, direct)
                 before = processes.cpu_s()
-                await _callers(level, each, _through(channel), ours)
+                await _callers(level, each, _lean(caller, "/laneway.v1.AdmissionService/Generate", _REQUEST), ours)
                 after = processes.cpu_s()
                 for name in before:
                     cpu[name] = cpu.get(name, 0.0) + after[name] - before[name]
                 streams += each
+                await _callers(level, each, _through(channel), through_client)
+            async with _bare_path() as address:
+                bare = await LeanCaller.connect(address)
+                await _callers(level, each, _lean(bare, "/bare.Bare/Generate", _REQUEST), bare_path)
+                bare.close()
             bare_cpu = await _bare(level, each)
             cpu["bare gRPC server"] = bare_cpu * streams / each
             row, found = _figures(level, direct, ours, cpu, streams)
+            others = (("grpc_aio_client", through_client), ("bare_path", bare_path))
+            for name, samples in others:
+                for q in (50, 99):
+                    added = percentile(samples.ttft_s, q) - percentile(direct.ttft_s, q)
+                    found[f"{name}_added_ttft_p{q}_ms_{level}"] = 1000 * added
+                row.insert(-1, " / ".join(f"{found[f'{name}_added_ttft_p{q}_ms_{level}']:.2f}" for q in (50, 99)))
             rows.append(row)
+            shown = ", ".join(f"{name} {1000 * used / streams:.2f}" for name, used in cpu.items())
+            notes.append(f"CPU a stream at {level}, ms: {shown}")
             figures |= found
             counts[f"tokens at {level}"] = (ours.tokens, streams * TOKENS)
+            counts[f"tokens through a client at {level}"] = (through_client.tokens, streams * TOKENS)
             counts[f"direct tokens at {level}"] = (direct.tokens, streams * TOKENS)
         await channel.close()
+        caller.close()
         await close()
     if not smoke:
         bars = [
@@ -153,8 +178,11 @@ async def measure(smoke: bool) -> Report:
             Bar("added TTFT p99 at 64 streams", figures["added_ttft_p99_ms_64"], 10.0, "ms"),
             Bar("door CPU a stream at 64 streams", figures["cpu_admission_ms_64"], 3.0, "ms"),
         ]
-    columns = ["streams", "direct TTFT p50/p99", "added TTFT p50/p99", "added total p50/p99", "CPU a stream, ms"]
-    return Report("Token path: 64 tokens at 10 ms each (ms)", columns, rows, figures, bars, counts)
+    columns = [
+        "streams", "direct TTFT p50/p99", "added TTFT p50/p99", "added total p50/p99",
+        "added TTFT, grpc.aio client", "added TTFT, bare path", "door CPU a stream",
+    ]  # fmt: skip
+    return Report("Token path: 64 tokens at 10 ms each (ms)", columns, rows, figures, bars, counts, notes)
 
 
 def _figures(
@@ -168,10 +196,9 @@ def _figures(
         found[f"added_total_p{q}_ms_{level}"] = 1000 * (percentile(ours.total_s, q) - percentile(direct.total_s, q))
     for name, used in cpu.items():
         found[f"cpu_{name.replace(' ', '_')}_ms_{level}"] = 1000 * used / streams
-    shown = ", ".join(f"{name} {1000 * used / streams:.2f}" for name, used in cpu.items())
     kinds = ("direct_ttft", "added_ttft", "added_total")
     row = [f"{found[f'{kind}_p50_ms_{level}']:.2f} / {found[f'{kind}_p99_ms_{level}']:.2f}" for kind in kinds]
-    return [str(level), *row, shown], found
+    return [str(level), *row, f"{found[f'cpu_admission_ms_{level}']:.2f}"], found
 
 
 async def _direct() -> tuple[Call, Callable[[], Awaitable[None]]]:
@@ -198,6 +225,33 @@ async def _direct() -> tuple[Call, Callable[[], Awaitable[None]]]:
         del sink.waiting[number]
 
     return call, engine.close
+
+
+@asynccontextmanager
+async def _bare_path() -> AsyncIterator[str]:
+    """The bare path in processes of its own, with a NATS server of its own; gives the door's address."""
+    worker = (
+        "import token_path as t; s = t.load_settings(flags={'models': [t.MODEL]}, environ={});"
+        "p = t.catalogue_of(s).pools[0];"
+        "uvloop.run(bare_path.serve_worker(sys.argv[1], p, s.engine_options_of(p.name), t.PROMPT, t.TOKENS))"
+    )
+    door = f"uvloop.run(bare_path.serve_door(sys.argv[1], {TOKENS}))"
+    processes: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        async with LocalNats(Path(folder)) as nats:
+            try:
+                said = []
+                for run in (door, worker):
+                    command = [sys.executable, "-c", "import sys, uvloop, bare_path; " + run, nats.url]
+                    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent)  # noqa: ASYNC220
+                    processes.append(process)
+                    assert process.stdout is not None
+                    said.append((await asyncio.to_thread(process.stdout.readline)).decode().strip())
+                yield f"127.0.0.1:{said[0]}"
+            finally:
+                for process in processes:
+                    process.kill()
+                    await asyncio.to_thread(process.wait)
 
 
 async def _bare(level: int, streams: int) -> float:
@@ -227,32 +281,58 @@ async def _bare(level: int, streams: int) -> float:
         await asyncio.to_thread(process.wait)
 
 
+_REQUEST = admission_pb2.GenerateRequest(
+    spec=task_pb2.JobSpec(
+        model="chat",
+        generate=task_pb2.GenerateTask(
+            tokens=task_pb2.TokenPrompt(ids=PROMPT),
+            sampling=task_pb2.Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True),
+        ),
+        contract=common_pb2.Contract(lane=common_pb2.LANE_PRIORITY),
+    )
+).SerializeToString()
+
+
+def _lean(caller: LeanCaller, path: str, request: bytes) -> Call:
+    """Calls without a client library; messages are parsed after the stream has ended."""
+
+    async def call(samples: Samples) -> None:
+        first = 0.0
+        pieces: list[bytes] = []
+
+        def on_message(message: bytes) -> None:
+            nonlocal first
+            if not first and message[0] == CHUNK_TAG:
+                first = time.perf_counter()
+            pieces.append(message)
+
+        started = time.perf_counter()
+        await caller.call(path, request, on_message)
+        _note(samples, started, first, pieces)
+
+    return call
+
+
+def _note(samples: Samples, started: float, first: float, pieces: Sequence[bytes]) -> None:
+    samples.total_s.append(time.perf_counter() - started)
+    samples.ttft_s.append(first - started)
+    answer = [admission_pb2.GenerateResponse.FromString(piece) for piece in pieces]
+    samples.tokens += sum(len(event.chunk.token_ids) for event in answer)
+
+
 def _through(channel: grpc.aio.Channel) -> Call:
-    """A caller that reads bytes and parses them after the stream has ended: its own cost must not hide the door's."""
-    request = admission_pb2.GenerateRequest(
-        spec=task_pb2.JobSpec(
-            model="chat",
-            generate=task_pb2.GenerateTask(
-                tokens=task_pb2.TokenPrompt(ids=PROMPT),
-                sampling=task_pb2.Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True),
-            ),
-            contract=common_pb2.Contract(lane=common_pb2.LANE_PRIORITY),
-        )
-    ).SerializeToString()
+    """Calls through the Python gRPC client; bytes are parsed after the stream has ended."""
     generate = channel.unary_stream("/laneway.v1.AdmissionService/Generate")
 
     async def call(samples: Samples) -> None:
         started = time.perf_counter()
         first = 0.0
         pieces: list[bytes] = []
-        async for piece in generate(request):
+        async for piece in generate(_REQUEST):
             if not first and piece[0] == CHUNK_TAG:
                 first = time.perf_counter()
             pieces.append(piece)
-        samples.total_s.append(time.perf_counter() - started)
-        samples.ttft_s.append(first - started)
-        answer = [admission_pb2.GenerateResponse.FromString(piece) for piece in pieces]
-        samples.tokens += sum(len(event.chunk.token_ids) for event in answer)
+        _note(samples, started, first, pieces)
 
     return call
 

@@ -1,7 +1,7 @@
 """The one pull that is held open at the server, for a priority job into a reserved slot."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -30,15 +30,35 @@ class Server:
 
     def __init__(self) -> None:
         self.trouble = ""
-        self.held: asyncio.Future[list[HeldDelivery]] | None = None
-        self.pulls: list[float] = []  # wait of each pull
+        self.refuses = False
+        self.holds = 0
+        self.brought: list[HeldDelivery] = []
+        self._heard: Callable[[], None] | None = None
 
-    async def pull(self, batch: int, *, wait_s: float = 0.0) -> list[HeldDelivery]:
-        self.pulls.append(wait_s)
-        if not wait_s:
-            return []
-        self.held = asyncio.get_running_loop().create_future()
-        return await self.held
+    async def pull(self, batch: int) -> list[HeldDelivery]:
+        return []
+
+    def hold(self, wait_s: float, heard: Callable[[], None]) -> None:
+        assert not self.held
+        self.holds += 1
+        self._heard = heard
+        if self.refuses:
+            self.end("refused")
+
+    @property
+    def held(self) -> bool:
+        return self._heard is not None
+
+    def end(self, trouble: str = "", *brought: HeldDelivery) -> None:
+        self.trouble, self.brought = trouble, list(brought)
+        heard, self._heard = self._heard, None
+        assert heard is not None
+        heard()
+
+    async def collect(self) -> list[HeldDelivery]:
+        assert not self.held
+        brought, self.brought = self.brought, []
+        return brought
 
 
 class Floor:
@@ -92,9 +112,9 @@ async def settle() -> None:
 async def test_an_idle_worker_holds_one_pull_open_for_priority_alone():
     servers = consumers()
     async with running(loop_of(servers, seats_of(4))):
-        assert servers[Lane.PRIORITY].held is not None
-        assert sum(wait > 0 for wait in servers[Lane.PRIORITY].pulls) == 1
-        assert all(server.held is None for lane, server in servers.items() if lane is not Lane.PRIORITY)
+        assert servers[Lane.PRIORITY].held
+        assert servers[Lane.PRIORITY].holds == 1
+        assert all(not server.held for lane, server in servers.items() if lane is not Lane.PRIORITY)
 
 
 async def test_no_pull_is_held_without_a_reserved_slot_or_in_a_paused_lane():
@@ -106,17 +126,16 @@ async def test_no_pull_is_held_without_a_reserved_slot_or_in_a_paused_lane():
         if servers is full:
             filled.take(Lane.BATCH, 10)
         async with running(pulls):
-            assert servers[Lane.PRIORITY].held is None
+            assert not servers[Lane.PRIORITY].held
 
 
 async def test_a_held_job_goes_back_at_once_when_its_slot_is_gone():
     servers, seats = consumers(), seats_of(1)
     async with running(loop_of(servers, seats)):
-        held = servers[Lane.PRIORITY].held
-        assert held is not None
+        assert servers[Lane.PRIORITY].held
         seats.take(Lane.BATCH, 10)  # a due floor
         delivery = HeldDelivery()
-        held.set_result([delivery])
+        servers[Lane.PRIORITY].end("", delivery)
         await settle()
         assert delivery.naks == [0.0]
 
@@ -125,14 +144,20 @@ async def test_a_drain_gives_back_what_the_held_pull_still_brings():
     servers = consumers()
     pulls = loop_of(servers, seats_of(4))
     async with running(pulls):
-        held = servers[Lane.PRIORITY].held
-        assert held is not None
+        assert servers[Lane.PRIORITY].held
         pausing = asyncio.create_task(pulls.pause())
         await settle()
         assert not pausing.done()
         delivery = HeldDelivery()
-        held.set_result([delivery])
+        servers[Lane.PRIORITY].end("", delivery)
         await pausing
         await settle()
         assert delivery.naks == [0.0]
-        assert sum(wait > 0 for wait in servers[Lane.PRIORITY].pulls) == 1
+        assert servers[Lane.PRIORITY].holds == 1
+
+
+async def test_a_held_pull_that_ends_at_once_is_not_asked_for_again_and_again():
+    servers = consumers()
+    servers[Lane.PRIORITY].refuses = True  # as without a connection
+    async with running(loop_of(servers, seats_of(4))):
+        assert servers[Lane.PRIORITY].holds == 1

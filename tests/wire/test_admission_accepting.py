@@ -131,10 +131,10 @@ class Unanswered(RecordStore):
         self.tries = 0
         self.away = False
 
-    async def create(self, record: JobRecord) -> int:
+    async def create(self, record: JobRecord, data: bytes = b"") -> int:
         self.tries += 1
         if self.tries == 1:
-            await super().create(record)
+            await super().create(record, data)
             if not self.away:
                 await self.change(
                     record.region, record.tenant, record.job_id, lambda found: jobs.cancel(found, CANCELLED, 1.0)
@@ -142,7 +142,7 @@ class Unanswered(RecordStore):
             raise PublishUnknown
         if self.away:
             raise NotConnected
-        return await super().create(record)
+        return await super().create(record, data)
 
 
 def decided(record: JobRecord) -> Decision:
@@ -176,7 +176,7 @@ async def test_a_job_that_was_given_up_before_its_acknowledgement_is_not_accepte
     gone = JobError(Code.UNAVAILABLE, "NOT_ACCEPTED", "the job was never stored in its lane; nothing ran")
 
     class Late(LaneStore):
-        async def put_ready(self, job: jobs.LaneJob, record_sequence: int) -> None:
+        async def put_ready(self, job: jobs.LaneJob, record_sequence: int, data: bytes = b"") -> None:
             await records.change(
                 record.region, record.tenant, record.job_id, lambda found: jobs.cancel(found, gone, 1.0)
             )

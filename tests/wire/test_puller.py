@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+import laneway.runtime.puller as puller_module
 from laneway.core import subjects
 from laneway.core.catalogue import Catalogue
 from laneway.core.lanes import Lane
@@ -246,6 +247,55 @@ async def test_a_consumer_deleted_under_an_open_pull_ends_it(provisioned_bus: Bu
 
 async def waiting_pulls(bus: Bus) -> int:
     return (await bus.api(f"CONSUMER.INFO.{STREAM}.{CONSUMER}", {}))["num_waiting"]
+
+
+# --- a pull that is held open --------------------------------------------------------------------------
+
+
+async def test_a_held_pull_brings_the_next_message_and_says_so(provisioned_bus: Bus):
+    async with puller_of(provisioned_bus) as puller:
+        heard = asyncio.Event()
+        puller.hold(60.0, heard.set)
+        await eventually(lambda: waiting_pulls(provisioned_bus))
+        assert puller.held
+        put_ids = await put(provisioned_bus, 2)
+        await heard.wait()
+        assert job_ids(await puller.collect()) == put_ids[:1]
+        assert job_ids(await puller.pull(2)) == put_ids[1:]
+
+
+async def test_a_held_pull_ends_empty_when_nothing_came(provisioned_bus: Bus):
+    async with puller_of(provisioned_bus) as puller:
+        heard = asyncio.Event()
+        puller.hold(0.05, heard.set)
+        await heard.wait()
+        assert await puller.collect() == []
+        assert puller.trouble == ""
+
+
+async def test_a_held_pull_ends_with_the_connection(nats_server: LocalNats, provisioned_bus: Bus):
+    async with puller_of(provisioned_bus) as puller:
+        heard = asyncio.Event()
+        puller.hold(60.0, heard.set)
+        await eventually(lambda: waiting_pulls(provisioned_bus))
+        await nats_server.kill()
+        await heard.wait()
+        assert await puller.collect() == []
+        assert "connection" in puller.trouble
+
+
+async def test_a_held_pull_that_is_never_answered_is_taken_off_the_server(
+    provisioned_bus: Bus, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(puller_module, "PULL_TIMEOUT_S", 0.1 - 60.0)  # our patience ends before the server's
+    async with puller_of(provisioned_bus) as puller:
+        heard = asyncio.Event()
+        puller.hold(60.0, heard.set)
+        await heard.wait()
+        assert await puller.collect() == []
+        assert "max_ack_pending" in puller.trouble
+        await put(provisioned_bus, 1)
+        assert len(await puller.pull(1)) == 1  # it did not go to the pull that nobody waits for
 
 
 # --- the server dies ---------------------------------------------------------------------------------

@@ -70,7 +70,10 @@ class PoolPlan:
     lanes: tuple[LanePlan, ...] = ()
 
     def lane(self, lane: Lane) -> LanePlan:
-        return next((p for p in self.lanes if p.lane is lane), LanePlan(lane))
+        for plan in self.lanes:
+            if plan.lane is lane:
+                return plan
+        return LanePlan(lane)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +87,7 @@ class Plan:
     paused: frozenset[Lane] = frozenset()
 
     def pool(self, name: str) -> PoolPlan:
-        return next((p for p in self.pools if p.pool == name), PoolPlan(name))
+        for plan in self.pools:
+            if plan.pool == name:
+                return plan
+        return PoolPlan(name)

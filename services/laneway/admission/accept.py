@@ -32,6 +32,7 @@ from laneway.runtime.grpc_errors import job_error_of
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.logging import get_logger
 from laneway.runtime.records import RecordExists, RecordStore, StoredRecord
+from laneway.runtime.wire.records import encode_lane_job, encode_record
 
 RETRY_EVERY_S = 0.1
 NOT_ACCEPTED = "NOT_ACCEPTED"  # what the scheduler ends a record with whose job never was in its lane
@@ -49,6 +50,21 @@ class Acceptance:
     existing: bool = False
 
 
+class _Message:
+    """A job as it is stored and as it is queued; each is encoded once."""
+
+    __slots__ = ("_data", "job", "record_data")
+
+    def __init__(self, job: LaneJob) -> None:
+        self.job = job
+        self.record_data = encode_record(job.record)
+        self._data = b""
+
+    def encode(self) -> bytes:
+        self._data = self._data or encode_lane_job(self.job, self.record_data)
+        return self._data
+
+
 class Acceptor:
     def __init__(
         self, records: RecordStore, lanes: LaneStore, clock: Clock, skew_s: Callable[[], float] = lambda: 0.0
@@ -63,11 +79,14 @@ class Acceptor:
         self, record: JobRecord, task: GenerateTask, decision: Decision, full_retry_s: float
     ) -> Acceptance:
         """Stores the job. `full_retry_s` is what the caller of a full lane is told to wait."""
-        stored = await self._create(record)
+        message = _Message(LaneJob(record, task))
+        # Made in a turn of the loop in which nothing else happens to this job: its record is on the way.
+        asyncio.get_running_loop().call_soon(message.encode)
+        stored = await self._create(record, message.record_data)
         if stored.record is not record:
             return Acceptance(stored.record, stored.sequence, existing=True)
         try:
-            await self._publish(LaneJob(record, task), stored.sequence, decision, full_retry_s)
+            await self._publish(message, stored.sequence, decision, full_retry_s)
         except (LaneSaturated, PayloadTooLarge, NotPublished) as refusal:
             await self._refuse(stored, refusal)
             raise
@@ -82,13 +101,13 @@ class Acceptor:
 
     # --- the record ----------------------------------------------------------------------------------
 
-    async def _create(self, record: JobRecord) -> StoredRecord:
+    async def _create(self, record: JobRecord, data: bytes) -> StoredRecord:
         """Our record as stored, or the one that the same key made before."""
         unknown = False
         while True:
             trouble: BusError
             try:
-                return await self._create_once(record)
+                return await self._create_once(record, data)
             except (WrongSequence, PublishUnknown, NoAnswer) as error:
                 # Somebody else with the same key, or no answer: the next try finds what is stored.
                 unknown, trouble = True, error
@@ -104,9 +123,9 @@ class Acceptor:
                 raise OutcomeUnknown(job_id=record.job_id, retry_after_s=UNREACHABLE_RETRY_S) from trouble
             await asyncio.sleep(RETRY_EVERY_S)
 
-    async def _create_once(self, record: JobRecord) -> StoredRecord:
+    async def _create_once(self, record: JobRecord, data: bytes) -> StoredRecord:
         try:
-            return StoredRecord(record, await self._records.create(record))
+            return StoredRecord(record, await self._records.create(record, data))
         except RecordExists as exists:
             found = exists.stored
         if _same_write(found.record, record):
@@ -129,8 +148,9 @@ class Acceptor:
 
     # --- the lane ------------------------------------------------------------------------------------
 
-    async def _publish(self, job: LaneJob, sequence: int, decision: Decision, full_retry_s: float) -> None:
+    async def _publish(self, message: _Message, sequence: int, decision: Decision, full_retry_s: float) -> None:
         """Raises LaneSaturated, StorageFull, PayloadTooLarge or NotPublished when it is certainly not in its lane."""
+        job, data = message.job, message.encode()
         record = job.record
         unknown = False
         trouble: BusError
@@ -139,9 +159,9 @@ class Acceptor:
                 if decision.placement is Placement.PARKED:
                     group = group_of(record.pool, record.tenant, job.task)
                     fire_at_s = decision.fire_at_s + self._skew_s()
-                    await self._lanes.park(job, sequence, fire_at_s=fire_at_s, group=group)
+                    await self._lanes.park(job, sequence, data, fire_at_s=fire_at_s, group=group)
                 else:
-                    await self._lanes.put_ready(job, sequence)
+                    await self._lanes.put_ready(job, sequence, data)
                 return
             except StreamFull as full:
                 # Also after an unknown try: had that been stored, even a full lane would answer "duplicate".

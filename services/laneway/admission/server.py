@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from random import SystemRandom
+from random import Random
 
 from laneway.admission.accept import Acceptor
 from laneway.admission.application import Admission
@@ -147,13 +147,13 @@ async def _house(
     chores, ledger, lengths = Chores(), Ledger(clock), LengthBook()
     records = RecordStore(bus, retention_s=settings.nats.retention_s, clock=clock)
     lanes, leases = LaneStore(bus, region), LeaseWatcher(bus, region, clock)
-    plans = PlanView(bus, region, lambda plan: ledger.plan_arrived())
+    plans = PlanView(bus, region, clock, lambda plan: ledger.plan_arrived())
     storage = StorageWatch(lanes, clock, wanted.storage_poll_s)
     draining, skew = Draining(bus, region, lambda: None), SkewWatch(bus)
     ender = Ender(bus, records, lanes, leases, chores, clock)
     door = Door(door_id, bus, region, records, ender, leases, ledger, clock, door_limits(wanted))
     params = admit_params(settings.policy, wanted)
-    judge = Judge(region, plans, leases, ledger, storage, draining, params, clock, SystemRandom())
+    judge = Judge(region, plans, leases, ledger, storage, draining, params, clock, Random())
     async with AsyncExitStack() as stack:
         threads = ThreadPoolExecutor(wanted.tokenizer_threads, thread_name_prefix="tokenizer")
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)

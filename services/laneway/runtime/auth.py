@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import unquote
@@ -175,6 +176,7 @@ def is_loopback(peer: str) -> bool:
     return scheme in ("ipv4", "ipv6") and is_loopback_host(rest.rpartition(":")[0])
 
 
+@lru_cache(1024)
 def is_loopback_host(host: str) -> bool:
     if host == "localhost":
         return True

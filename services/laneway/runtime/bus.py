@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import nats.errors
 import structlog
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
@@ -92,7 +91,7 @@ _ack_decoder = msgspec.json.Decoder(_PubAck)
 class Bus:
     """One connection. All methods may be called concurrently from the loop that connected."""
 
-    def __init__(self, client: Client, name: str, timeout_s: float) -> None:
+    def __init__(self, client: SafeClient, name: str, timeout_s: float) -> None:
         self.nc = client
         self.js: JetStreamContext = client.jetstream()
         self.name = name
@@ -256,7 +255,8 @@ class Bus:
     ) -> Stored:
         self._check_size(payload, headers)
         timeout_s = timeout_s or self._timeout_s
-        await self.wait_connected(timeout_s)
+        if not self.nc.is_connected:
+            await self.wait_connected(timeout_s)
         try:
             msg = await self._requests.request(subject, payload, headers, timeout_s=timeout_s)
         except NoAnswer as error:
@@ -275,7 +275,7 @@ class Bus:
         """Publishes a core message: at most once, to whoever listens now."""
         self._check_size(payload, headers)
         try:
-            await self.nc.publish(subject, payload, headers=dict(headers) if headers else None)
+            self.nc.post(subject, payload, headers=headers)
         except nats.errors.Error as error:
             raise NotConnected(f"publish to {subject}: {error!r}") from error
 
@@ -287,7 +287,7 @@ class Bus:
     def _check_size(self, payload: bytes, headers: Mapping[str, str] | None) -> None:
         size = len(payload)
         if headers:
-            size += sum(len(name) + len(value) + 4 for name, value in headers.items()) + 12
+            size += sum([len(name) + len(value) + 4 for name, value in headers.items()]) + 12
         if size > self.payload_bytes_max:
             raise PayloadTooLarge(size, self.payload_bytes_max)
 

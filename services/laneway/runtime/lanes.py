@@ -70,20 +70,25 @@ class LaneStore:
 
     # --- into the lanes ------------------------------------------------------------------------------
 
-    async def put_ready(self, job: LaneJob, record_sequence: int) -> None:
-        """Publishes a job for workers to pull now. Raises StreamFull, OutOfStorage, NoStream, PublishUnknown."""
+    async def put_ready(self, job: LaneJob, record_sequence: int, data: bytes = b"") -> None:
+        """Publishes a job for workers to pull now. Raises StreamFull, OutOfStorage, NoStream, PublishUnknown.
+
+        `data`: the job as it was encoded already.
+        """
         record = job.record
         subject = subjects.ready(self._region, record.contract.lane, record.pool, record.tenant, record.job_id)
-        await self._bus.store(subject, encode_lane_job(job), _lane_headers(record, record_sequence, "ready"))
+        await self._bus.store(subject, data or encode_lane_job(job), _lane_headers(record, record_sequence, "ready"))
 
-    async def park(self, job: LaneJob, record_sequence: int, *, fire_at_s: float, group: str) -> ParkSubject:
+    async def park(
+        self, job: LaneJob, record_sequence: int, data: bytes = b"", *, fire_at_s: float, group: str
+    ) -> ParkSubject:
         """Publishes a job that becomes ready at `fire_at_s` (NATS time), or when it is released before."""
         record = job.record
         if not record.contract.lane.may_park:
             raise ValueError(f"the {record.contract.lane} lane does not park")
         park = _park_subject(self._region, record, group)
         headers = _lane_headers(record, record_sequence, "park") | _schedule_headers(park, fire_at_s)
-        await self._bus.store(str(park), encode_lane_job(job), headers)
+        await self._bus.store(str(park), data or encode_lane_job(job), headers)
         return park
 
     # --- early release -------------------------------------------------------------------------------

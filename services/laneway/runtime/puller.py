@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import TracebackType
 from typing import Self
@@ -100,6 +100,9 @@ class Puller:
         self._count = 0
         self._current = ""  # reply subject of the pull under way
         self._ended = False
+        self._heard: Callable[[], None] | None = None  # of a held pull
+        self._late: asyncio.TimerHandle | None = None
+        self._abandoned = False  # a held pull that was never answered is still known to the server
         self._changed = asyncio.Event()
         self._unregister = bus.on_disconnect(self._disconnected)
 
@@ -116,6 +119,8 @@ class Puller:
         if status is None:
             self._arrived.append(msg)
             self._changed.set()
+            if self._heard is not None:
+                self._let_go()
         elif msg.subject == self._current and status != "100":
             self._end("" if status in ("404", "408") else _trouble(status, msg))
 
@@ -126,6 +131,8 @@ class Puller:
         self._ended = True
         self.trouble = trouble
         self._changed.set()
+        if self._heard is not None:
+            self._let_go()
 
     async def pull(self, batch: int, *, timeout_s: float = PULL_TIMEOUT_S, wait_s: float = 0.0) -> list[Delivery]:
         """At most `batch` messages that are there now. Never raises for what NATS does: see `trouble`.
@@ -142,19 +149,70 @@ class Puller:
             await self._request(batch - len(self._arrived), batch, timeout_s + wait_s, wait_s)
         return self._take(batch)
 
-    async def _request(self, missing: int, batch: int, timeout_s: float, wait_s: float) -> None:
+    def hold(self, wait_s: float, heard: Callable[[], None]) -> None:
+        """Asks for one message, for which the server waits up to `wait_s`, and returns at once.
+
+        `heard` is called when the pull has ended, with a message or without; `collect` gives what came. Until then
+        there is no other pull.
+        """
+        if self._subscription is None:
+            raise RuntimeError("the puller is not started, or closed")
+        assert not self._current, "one pull at a time"
+        self._heard = heard
+        if self._arrived or not self._ask(1, wait_s):
+            self._let_go()
+        else:
+            self._late = asyncio.get_running_loop().call_later(PULL_TIMEOUT_S + wait_s, self._unanswered)
+
+    @property
+    def held(self) -> bool:
+        """Whether a pull made by `hold` is still open."""
+        return self._heard is not None
+
+    async def collect(self) -> list[Delivery]:
+        """What `hold` brought: one message, or none, for the reason in `trouble` if there is one."""
+        assert not self.held
+        if self._abandoned:
+            self._abandoned = False
+            await self._abandon()
+        return self._take(1)
+
+    def _let_go(self) -> None:
+        heard, self._heard = self._heard, None
+        self._current = ""
+        if self._late is not None:
+            self._late.cancel()
+        if heard is not None:
+            heard()
+
+    def _unanswered(self) -> None:
+        self._abandoned = True
+        self._end(_no_end(1, 0))
+
+    def _ask(self, batch: int, wait_s: float) -> bool:
+        """Sends a pull; False and `trouble` when that cannot be done."""
+        self._ended, self.trouble = False, ""
         if not self._bus.connected:
             self.trouble = "there is no connection to NATS"
-            return
+            return False
         self._count += 1
-        self._current = f"{self._inbox}.{self._count}"
-        self._ended, self.trouble = False, ""
+        current = f"{self._inbox}.{self._count}"
+        expires = b',"expires":%d' % round(wait_s * _NS) if wait_s > 0.0 else b""
+        body = b'{"batch":%d,"no_wait":true%b}' % (batch, expires)
+        try:
+            self._bus.nc.post(self._request_subject, body, current)
+        except nats.errors.Error as error:
+            self.trouble = repr(error)
+            return False
+        self._current = current
+        return True
+
+    async def _request(self, missing: int, batch: int, timeout_s: float, wait_s: float) -> None:
         before, timed_out = len(self._arrived), False
+        if not self._ask(missing, wait_s):
+            return
         loop = asyncio.get_running_loop()
         try:
-            expires = b',"expires":%d' % round(wait_s * _NS) if wait_s > 0.0 else b""
-            body = b'{"batch":%d,"no_wait":true%b}' % (missing, expires)
-            await self._bus.nc.publish(self._request_subject, body, reply=self._current)
             async with asyncio.timeout(timeout_s) as limit:
                 while not self._ended and len(self._arrived) < batch:
                     self._changed.clear()
@@ -163,10 +221,7 @@ class Puller:
                         limit.reschedule(loop.time() + QUIET_S)
         except TimeoutError:
             timed_out = True
-            came = len(self._arrived) - before
-            self.trouble = f"a pull for {missing} got {came} and no end; is max_ack_pending reached?"
-        except nats.errors.Error as error:
-            self.trouble = repr(error)
+            self.trouble = _no_end(missing, len(self._arrived) - before)
         finally:
             self._current = ""
         if timed_out:
@@ -195,6 +250,8 @@ class Puller:
     async def close(self) -> None:
         """Stops listening. What arrived and was not taken is given back at once."""
         self._unregister()
+        self._heard = None
+        self._let_go()
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await self._bus.drain(subscription, DRAIN_TIMEOUT_S)
@@ -219,6 +276,10 @@ class LanePuller(Puller):
         super().__init__(bus, subjects.lane_stream(region, lane), subjects.consumer(lane, pool, home))
         self.lane = lane
         self.pool = pool
+
+
+def _no_end(wanted: int, came: int) -> str:
+    return f"a pull for {wanted} got {came} and no end; is max_ack_pending reached?"
 
 
 def _trouble(status: str, msg: Msg) -> str:

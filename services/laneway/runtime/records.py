@@ -92,15 +92,15 @@ class RecordStore:
 
     # --- writes --------------------------------------------------------------------------------------
 
-    async def create(self, record: JobRecord) -> int:
+    async def create(self, record: JobRecord, data: bytes = b"") -> int:
         """Stores a new record and returns its sequence.
 
         RecordExists: the job has one, perhaps by an earlier try of the same request. PublishUnknown: try again with the
-        same record, and see by RecordExists whether it was stored.
+        same record, and see by RecordExists whether it was stored. `data`: the record as it was encoded already.
         """
         for attempt in range(CREATE_ATTEMPTS):
             try:
-                return await self.update(record, 0)
+                return await self._put(record, 0, self._next_write(), data)
             except WrongSequence:
                 stored = await self.get(record.region, record.tenant, record.job_id, leader=True)
                 if stored is not None:
@@ -119,7 +119,7 @@ class RecordStore:
         self._writes += 1
         return f"{self._writer}-{self._writes}"
 
-    async def _put(self, record: JobRecord, expected_sequence: int, write: str) -> int:
+    async def _put(self, record: JobRecord, expected_sequence: int, write: str, data: bytes = b"") -> int:
         headers = {
             WRITE: write,
             EXPECTED_SUBJECT_SEQUENCE: str(expected_sequence),
@@ -129,7 +129,7 @@ class RecordStore:
             subjects.H_RECORD_CREATED: str(round(record.timings.created_s * 1000)),
         }
         subject = subjects.record(record.region, record.tenant, record.job_id)
-        return await self._bus.store(subject, encode_record(record), headers)
+        return await self._bus.store(subject, data or encode_record(record), headers)
 
     def _ttl_s(self, record: JobRecord) -> int:
         """Whole seconds, rounded up. A refusal is kept for an hour; all else beyond its deadline."""

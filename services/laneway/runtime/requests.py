@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 import structlog
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from laneway.runtime.bus_errors import BusError, NoAnswer, NoStream
+from laneway.runtime.connecting import SafeClient
 
 _log = structlog.get_logger(__name__)
 
@@ -39,15 +39,20 @@ class _Forwarder(asyncio.Future[Msg]):
             _log.error("bus_handler_failed", subject=result.subject, error=repr(error), exc_info=error)
 
 
-async def listen(client: Client, subject: str, handler: Handler, queue: str = "") -> Subscription:
+async def listen(client: SafeClient, subject: str, handler: Handler, queue: str = "") -> Subscription:
     """Subscribes with a synchronous handler that runs in the read loop."""
     return await client.subscribe(subject, queue=queue, future=_Forwarder(handler))
+
+
+def _give_up(waiter: asyncio.Future[Msg], message: str) -> None:
+    if not waiter.done():
+        waiter.set_exception(NoAnswer(message))
 
 
 class Requests:
     """Requests of one connection. `fail_all` ends those that can no longer be answered."""
 
-    def __init__(self, client: Client, inbox: str) -> None:
+    def __init__(self, client: SafeClient, inbox: str) -> None:
         self._client = client
         self._prefix = f"{inbox}."
         self._count = 0
@@ -66,17 +71,7 @@ class Requests:
     ) -> Msg:
         """One request. Raises NoStream when nobody serves the subject, NoAnswer at the timeout."""
         self._count += 1
-        reply = f"{self._prefix}{self._count}"
-        waiter: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._waiting[reply] = waiter
-        try:
-            await self._client.publish(subject, payload, reply=reply, headers=dict(headers) if headers else None)
-            async with asyncio.timeout(timeout_s):
-                msg = await waiter
-        except TimeoutError as error:
-            raise NoAnswer(f"no answer on {subject} within {timeout_s} s") from error
-        finally:
-            self._waiting.pop(reply, None)
+        msg = await self._answer(subject, payload, f"{self._prefix}{self._count}", headers, timeout_s)
         if msg.headers is not None and msg.headers.get("Status") == "503":
             raise NoStream(f"nothing serves {subject}")
         return msg
@@ -88,16 +83,22 @@ class Requests:
         """
         self._count += 1
         subject = f"{self._prefix}{self._count}"
-        waiter: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._waiting[subject] = waiter
+        await self._answer(subject, b"", subject, None, timeout_s)
+
+    async def _answer(
+        self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str] | None, timeout_s: float
+    ) -> Msg:
+        """Publishes, and waits for what comes to `reply`, which may be the subject itself."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[Msg] = loop.create_future()
+        self._waiting[reply] = waiter
+        late = loop.call_later(timeout_s, _give_up, waiter, f"no answer on {subject} within {timeout_s} s")
         try:
-            await self._client.publish(subject, b"")
-            async with asyncio.timeout(timeout_s):
-                await waiter
-        except TimeoutError as error:
-            raise NoAnswer(f"no echo from NATS within {timeout_s} s") from error
+            self._client.post(subject, payload, "" if reply == subject else reply, headers)
+            return await waiter
         finally:
-            self._waiting.pop(subject, None)
+            late.cancel()
+            self._waiting.pop(reply, None)
 
     async def drain(self, subscription: Subscription, timeout_s: float) -> None:
         """Ends a subscription without losing what is on its way. It is ended also where NoAnswer is raised."""

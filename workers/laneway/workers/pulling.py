@@ -110,7 +110,9 @@ class PullLoop:
         self._draining = False
         self._held_back = False  # at the last look a lower lane waited for a prefill to end
         self._wake = asyncio.Event()
-        self._held: asyncio.Task[list[Delivery]] | None = None  # the priority pull that is open at the server
+        self._holding = False  # a priority pull is open at the server, or what it brought was not looked at yet
+        self._held_ended = asyncio.Event()
+        self._hold_from_s = 0.0  # monotonic
 
     # --- what makes it look --------------------------------------------------------------------------
 
@@ -149,21 +151,15 @@ class PullLoop:
         self._draining = True
         for lane in tuple(self._staged):
             await self._give_back(lane, "draining")
-        if self._held is not None:  # what it still brings goes back
-            await asyncio.wait({self._held})
+        if self._holding:  # what it still brings goes back
+            self._held_ended.clear()
+            await self._held_ended.wait()
 
     def go_on(self) -> None:
         self._draining = False
         self.ring_all()
 
     async def run(self) -> None:
-        try:
-            await self._loop()
-        finally:
-            if self._held is not None:
-                self._held.cancel()
-
-    async def _loop(self) -> None:
         looked_s = self._clock.monotonic()
         while True:
             self._wake.clear()
@@ -185,24 +181,29 @@ class PullLoop:
         """Opens a priority pull at the server, if there is a slot for its job that nothing else may take."""
         seats, lane = self._seats, Lane.PRIORITY
         room = self._params.priority_reserved_slots > 0 and seats.slots_free > 0 and seats.kv_tokens_free > 0
-        busy = self._held is not None or lane in self._staged or lane in self._paused()
-        if room and not busy and self._may_pull():
-            self._held = asyncio.create_task(self._pullers[lane].pull(1, wait_s=HELD_PULL_S), name="held pull")
-            self._held.add_done_callback(lambda _: self._wake.set())
+        busy = self._holding or lane in self._staged or lane in self._paused()
+        if room and not busy and self._may_pull() and self._clock.monotonic() >= self._hold_from_s:
+            self._holding = True
+            self._pullers[lane].hold(HELD_PULL_S, self._wake.set)
 
     async def _take_held(self) -> None:
         """Starts what the held pull brought. Whether more waits is known from its delivery."""
-        if self._held is None or not self._held.done():
+        puller = self._pullers[Lane.PRIORITY]
+        if not self._holding or puller.held:
             return
-        held, self._held = self._held, None
-        deliveries = held.result()
+        deliveries = await puller.collect()
+        self._holding = False
         self._hear_trouble(Lane.PRIORITY)
+        if puller.trouble:  # it may have ended at once, and so would the next
+            self._hold_from_s = self._clock.monotonic() + self._fallback_s
         if deliveries:
             self._hints[Lane.PRIORITY] = deliveries[-1].pending > 0
         if deliveries and not self._seats.slots_free:  # a due floor took the slot: another worker may have one
             await answer(deliveries[0], Nak(0.0, "no_room"))
-            return
-        await self._place_all(deliveries, Lane.PRIORITY, self._views())
+        else:
+            await self._place_all(deliveries, Lane.PRIORITY, self._views())
+        self._held_ended.set()
+        await asyncio.sleep(0)  # what was launched begins before the next pull is made
 
     async def _round(self) -> None:
         while self._may_pull():
@@ -302,7 +303,7 @@ class PullLoop:
 
     def _views(self) -> list[LaneView]:
         paused = self._paused()
-        held = {Lane.PRIORITY} if self._held is not None else set()  # open at the server: no need to ask
+        held = {Lane.PRIORITY} if self._holding else set()  # open at the server: no need to ask
         return [
             LaneView(
                 lane,

@@ -41,11 +41,12 @@ class EngineDown(Exception):
 class LiveSequence:
     """One submission. `ended` once the engine is rid of it."""
 
-    __slots__ = ("_gone", "ended", "id", "owner")
+    __slots__ = ("_gone", "begun", "ended", "id", "owner")
 
     def __init__(self, request_id: int, owner: SequenceOwner) -> None:
         self.id = request_id
         self.owner = owner
+        self.begun = False  # its first output was passed on
         self.ended = False
         self._gone: asyncio.Event | None = None
 
@@ -71,6 +72,7 @@ class Sequences:
         self._engine: Engine | None = None
         self._live: dict[int, LiveSequence] = {}
         self._count = 0
+        self._rest: tuple[Sequence[SequenceStep], float] | None = None  # of the present step, with its time
         self.on_lost: Callable[[str], None] = lambda reason: None  # who restarts the engine
 
     def __len__(self) -> int:
@@ -109,13 +111,36 @@ class Sequences:
         await sequence.gone()
 
     def on_step(self, steps: Sequence[SequenceStep], stats: EngineStats) -> None:
+        """First outputs leave at once, before anything else of the step is looked at: they are waited for most."""
+        self._take_rest()
         now_s = self._clock.monotonic()
+        live = self._live
+        rest: list[SequenceStep] = []
+        first: list[SequenceStep] = []
+        for step in steps:
+            if (sequence := live.get(step.id)) is not None:
+                (rest if sequence.begun else first).append(step)
+        if not first or not rest:
+            self._take(first or rest, now_s)
+            return
+        self._take(first, now_s)
+        self._rest = rest, now_s
+        # A turn of the loop later: what was sent until then is on its way.
+        asyncio.get_running_loop().call_soon(self._take_rest)
+
+    def _take_rest(self) -> None:
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            self._take(*rest)
+
+    def _take(self, steps: Sequence[SequenceStep], now_s: float) -> None:
         self._before_step()
         live = self._live
-        for step in reversed(steps):  # the newest first: their first tokens are waited for most
+        for step in steps:
             sequence = live.get(step.id)
             if sequence is None:
                 continue
+            sequence.begun = True
             if step.finish is not None:
                 del live[step.id]
                 sequence.end()
@@ -128,6 +153,7 @@ class Sequences:
         self._after_step()
 
     def on_closed(self, reason: str) -> None:
+        self._take_rest()
         self._engine = None
         lost, self._live = list(self._live.values()), {}
         for sequence in lost:

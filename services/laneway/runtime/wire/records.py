@@ -14,6 +14,8 @@ from laneway.runtime.wire import enums, jobs
 from laneway.runtime.wire.times import duration_of, span_s, timestamp_of, unix_s
 from laneway.v1 import bus_pb2, scheduler_pb2
 
+_RECORD_TAG = bytes([bus_pb2.LaneMessage.RECORD_FIELD_NUMBER << 3 | 2])  # a field of a known length
+
 
 class UnreadableMessage(ValueError):
     """A stored message is malformed or of a schema that this release does not read."""
@@ -33,10 +35,10 @@ def decode_record(data: bytes) -> JobRecord:
         raise UnreadableMessage(f"the job record holds an unknown value: {error}") from None
 
 
-def encode_lane_job(job: LaneJob) -> bytes:
-    return bus_pb2.LaneMessage(
-        schema=SCHEMA, record=record_to_proto(job.record), task=jobs.task_to_proto(job.task)
-    ).SerializeToString()
+def encode_lane_job(job: LaneJob, record: bytes = b"") -> bytes:
+    """`record`: the job's record, where it has been encoded already."""
+    rest = bus_pb2.LaneMessage(schema=SCHEMA, task=jobs.task_to_proto(job.task)).SerializeToString()
+    return _RECORD_TAG + _varint_bytes(len(record := record or encode_record(job.record))) + record + rest
 
 
 def decode_lane_job(data: bytes) -> LaneJob:
@@ -275,6 +277,16 @@ def _pool_from_proto(message: scheduler_pb2.PoolPlan) -> PoolPlan:
             for lane in message.lanes
         ),
     )
+
+
+def _varint_bytes(number: int) -> bytes:
+    """The base-128 form in which protobuf writes lengths."""
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
 
 
 def _parse(message: Message, data: bytes, what: str) -> None:
