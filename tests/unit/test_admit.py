@@ -219,15 +219,15 @@ def test_a_paused_priority_lane_is_unavailable():
 def test_without_a_valid_plan_the_leases_tell_and_doubt_doubles():
     lease = WorkerLease("w1", "w", "chat-small", "simulated", WorkerState.READY, slots=4, running=1, service_s=2.0)
     starting = replace(lease, worker_id="w2", state=WorkerState.STARTING)
-    old = Plan("local", valid_until_s=NOW - 1, pools=(replace(IDLE, lanes=(LanePlan(Lane.BATCH, parked=3),)),))
-    view = pool_view("chat-small", old, [lease, starting], Load(), NOW)
+    old = Plan("local", pools=(replace(IDLE, lanes=(LanePlan(Lane.BATCH, parked=3),)),))
+    view = pool_view("chat-small", old, [lease, starting], Load(), fresh=False)
     assert view.stale
     assert (view.plan.workers, view.plan.slots, view.plan.free_slots) == (1, 4, 3)
     assert view.plan.lane(Lane.BATCH).parked == 3
     decision = decide(contract(ttft_s=5.0), view)
     assert decision.refusal is None
     assert decision.verdict.completion_eta_s == pytest.approx(2 * 1.1)
-    nobody = pool_view("chat-small", None, [], Load(), NOW)
+    nobody = pool_view("chat-small", None, [], Load(), fresh=True)
     assert decide(contract(), nobody).refusal is Unavailable
 
 

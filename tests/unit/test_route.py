@@ -104,8 +104,8 @@ def test_a_digest_shows_free_places_and_waits() -> None:
         "p", workers=2, slots=8, free_slots=3, service_s=4.0,
         lanes=(LanePlan(Lane.PRIORITY, ready=1), LanePlan(Lane.BATCH, ready=4, parked=10, parked_device_s=20.0)),
     )  # fmt: skip
-    plan = Plan("eu", valid_until_s=105.0, pools=(pool,))
-    digest = digest_of(plan, Catalogue((POOL,)), region="eu", zones=("z1",), draining=False, now_s=100.0)
+    plan = Plan("eu", pools=(pool,))
+    digest = digest_of(plan, Catalogue((POOL,)), fresh=True, region="eu", zones=("z1",), draining=False, now_s=9.0)
     assert digest.healthy
     assert digest.zones == ("z1",)
     (model,) = digest.models
@@ -115,8 +115,8 @@ def test_a_digest_shows_free_places_and_waits() -> None:
 
 
 def test_without_a_valid_plan_a_region_is_not_healthy_and_a_cold_pool_takes_its_load_time() -> None:
-    for plan in (None, Plan("eu", valid_until_s=99.0)):
-        digest = digest_of(plan, Catalogue((POOL,)), region="eu", draining=True, now_s=100.0)
+    for plan, fresh in ((None, True), (Plan("eu"), False)):
+        digest = digest_of(plan, Catalogue((POOL,)), fresh=fresh, region="eu", draining=True, now_s=100.0)
         assert not digest.healthy
         assert digest.draining
         assert digest.models[0].ttft_eta_s > 10.0

@@ -3,8 +3,10 @@
 import pytest
 
 from laneway.core import subjects
+from laneway.core.clock import ManualClock
 from laneway.core.fleet import Plan
 from laneway.runtime.bus import Bus
+from laneway.runtime.clock import SystemClock
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.plans import PlanPublisher, PlanView
 from tests.support.nats import REGION, connected, eventually
@@ -12,8 +14,8 @@ from tests.support.nats import REGION, connected, eventually
 pytestmark = pytest.mark.wire
 
 
-def plan_of(epoch: int, version: int, valid_until_s: float = 100.0) -> Plan:
-    return Plan(REGION, epoch=epoch, version=version, made_s=1.0, valid_until_s=valid_until_s)
+def plan_of(epoch: int, version: int, made_s: float = 1.0, valid_until_s: float = 100.0) -> Plan:
+    return Plan(REGION, epoch=epoch, version=version, made_s=made_s, valid_until_s=valid_until_s)
 
 
 def has(view: PlanView, plan: Plan):
@@ -22,13 +24,13 @@ def has(view: PlanView, plan: Plan):
 
 async def test_a_view_starts_with_the_stored_plan_and_follows(provisioned_bus: Bus):
     publisher = PlanPublisher(provisioned_bus, REGION)
-    early = PlanView(provisioned_bus, REGION)
+    early = PlanView(provisioned_bus, REGION, SystemClock())
     await early.start()
     assert early.plan is None
-    assert not early.fresh(0.0)
+    assert not early.fresh()
     await publisher.publish(plan_of(1, 1))
     seen: list[Plan] = []
-    late = PlanView(provisioned_bus, REGION, seen.append)
+    late = PlanView(provisioned_bus, REGION, SystemClock(), seen.append)
     await late.start()
     await publisher.publish(plan_of(1, 2))
     for view in (early, late):
@@ -41,7 +43,7 @@ async def test_a_view_starts_with_the_stored_plan_and_follows(provisioned_bus: B
 async def test_a_lower_epoch_or_an_older_version_is_ignored(provisioned_bus: Bus):
     publisher = PlanPublisher(provisioned_bus, REGION)
     seen: list[Plan] = []
-    view = PlanView(provisioned_bus, REGION, seen.append)
+    view = PlanView(provisioned_bus, REGION, SystemClock(), seen.append)
     await view.start()
     order = [plan_of(2, 5), plan_of(1, 99), plan_of(2, 4), plan_of(2, 5), plan_of(3, 1)]
     for plan in order:
@@ -51,18 +53,62 @@ async def test_a_lower_epoch_or_an_older_version_is_ignored(provisioned_bus: Bus
     await view.close()
 
 
-async def test_a_plan_is_fresh_until_its_time(provisioned_bus: Bus):
-    view = PlanView(provisioned_bus, REGION)
-    await PlanPublisher(provisioned_bus, REGION).publish(plan_of(1, 1, valid_until_s=50.0))
+@pytest.mark.parametrize("skew_s", [-3600.0, 0.0, 3600.0])
+async def test_a_plan_is_fresh_for_its_time_from_when_it_was_heard_whatever_the_clocks_say(
+    provisioned_bus: Bus, skew_s: float
+):
+    clock = ManualClock()
+    view = PlanView(provisioned_bus, REGION, clock)
     await view.start()
-    assert view.fresh(49.9)
-    assert not view.fresh(50.0)
+    made_s = clock.now() + skew_s
+    await PlanPublisher(provisioned_bus, REGION).publish(plan_of(1, 1, made_s=made_s, valid_until_s=made_s + 3.0))
+    await eventually(view.fresh)
+    clock.advance(2.9)
+    assert view.fresh()
+    clock.advance(0.2)
+    assert not view.fresh()
+    await view.close()
+
+
+async def test_a_plan_that_was_read_is_as_old_as_it_was_stored(provisioned_bus: Bus):
+    """Its scheduler may be long gone."""
+    publisher = PlanPublisher(provisioned_bus, REGION)
+    await publisher.publish(plan_of(1, 1))
+
+    async def newcomer(after_s: float = 0.0) -> PlanView:
+        clock = ManualClock(wall_s=SystemClock().now() + after_s, elapsed_s=5000.0)
+        view = PlanView(provisioned_bus, REGION, clock)
+        await view.start()
+        assert view.plan == plan_of(1, 1)
+        return view
+
+    early, late = await newcomer(), await newcomer(after_s=200.0)
+    assert early.fresh()
+    assert not late.fresh()
+    await publisher.publish(plan_of(1, 1))
+    await eventually(late.fresh)
+    for view in (early, late):
+        await view.close()
+
+
+async def test_a_deposed_scheduler_keeps_no_plan_fresh(provisioned_bus: Bus):
+    clock, publisher = ManualClock(), PlanPublisher(provisioned_bus, REGION)
+    view = PlanView(provisioned_bus, REGION, clock)
+    await view.start()
+    await publisher.publish(plan_of(2, 1))
+    await eventually(view.fresh)
+    clock.advance(100.0)
+    await publisher.publish(plan_of(1, 9))
+    await publisher.publish(plan_of(2, 0))
+    await provisioned_bus.nc.flush()
+    assert view.plan == plan_of(2, 1)
+    assert not view.fresh()
     await view.close()
 
 
 async def test_what_is_no_plan_changes_nothing(provisioned_bus: Bus):
     publisher = PlanPublisher(provisioned_bus, REGION)
-    view = PlanView(provisioned_bus, REGION)
+    view = PlanView(provisioned_bus, REGION, SystemClock())
     await view.start()
     await publisher.publish(plan_of(1, 1))
     await provisioned_bus.store(subjects.plan_changes(REGION), b"\xff\xff")
@@ -74,7 +120,7 @@ async def test_what_is_no_plan_changes_nothing(provisioned_bus: Bus):
 
 async def test_a_plan_published_while_a_view_was_cut_off_is_seen_after_it(nats_server: LocalNats, provisioned_bus: Bus):
     async with connected(nats_server, "door") as door:
-        view = PlanView(door, REGION)
+        view = PlanView(door, REGION, SystemClock())
         await view.start()
         await nats_server.restart()
         await provisioned_bus.wait_connected(10.0)

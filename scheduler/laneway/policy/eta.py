@@ -40,9 +40,9 @@ class PoolView:
     paused: frozenset[Lane] = frozenset()
 
 
-def pool_view(pool: str, plan: Plan | None, leases: Iterable[WorkerLease], since: Load, now_s: float) -> PoolView:
-    """The plan where it is valid; otherwise live workers as their leases say, on top of the last known lanes."""
-    if plan is not None and now_s <= plan.valid_until_s:
+def pool_view(pool: str, plan: Plan | None, leases: Iterable[WorkerLease], since: Load, *, fresh: bool) -> PoolView:
+    """The plan where it is fresh; otherwise live workers as their leases say, on top of the last known lanes."""
+    if plan is not None and fresh:
         return PoolView(plan.pool(pool), False, since, plan.paused)
     last = plan.pool(pool) if plan is not None else PoolPlan(pool)
     paused: frozenset[Lane] = plan.paused if plan is not None else frozenset()

@@ -111,14 +111,15 @@ def digest_of(
     plan: Plan | None,
     catalogue: Catalogue,
     *,
+    fresh: bool,
     region: str,
     zones: Sequence[str] = (),
     draining: bool,
     now_s: float,
     price_factor: float = 1.0,
 ) -> RegionDigest:
-    """What a region says of itself; without a valid plan it is not healthy."""
-    healthy = plan is not None and now_s <= plan.valid_until_s
+    """What a region says of itself; without a fresh plan it is not healthy."""
+    healthy = plan is not None and fresh
     models = []
     for pool in catalogue.pools:
         seen = plan.pool(pool.name) if plan is not None else PoolPlan(pool.name)

@@ -43,7 +43,7 @@ class Scheduler:
         self.released: Counter[tuple[str, Lane]] = Counter()
         self.records = RecordStore(bus, retention_s=settings.nats.retention_s, clock=clock)
         self.leases = LeaseWatcher(bus, region, clock)
-        self.plans = PlanView(bus, region, on_change=self._plan_changed)
+        self.plans = PlanView(bus, region, clock, on_change=self._plan_changed)
         self.leadership = Leadership(
             bus, region, clock, who=f"{bus.name}-{secrets.token_hex(8)}", ttl_s=settings.scheduler.leader_ttl_s
         )

@@ -55,11 +55,11 @@ class Judge:
     def judge(self, options: Sequence[Option], contract: Contract, job_id: str = "") -> Judged:
         """The verdict; with a job id it counts in the ledger when it accepts."""
         now_s = self._clock.now()
-        plan = self._plans.plan
-        leases = () if self._plans.fresh(now_s) else self._leases.live()
+        plan, fresh = self._plans.plan, self._plans.fresh()
+        leases = () if fresh else self._leases.live()
         pools = [option.candidate.pool.name for option in options]
         since = {o.candidate.pool.name: self._ledger.since(o.candidate.pool.name, _prefill(o, plan)) for o in options}
-        views = {pool: pool_view(pool, plan, leases, since[pool], now_s) for pool in pools}
+        views = {pool: pool_view(pool, plan, leases, since[pool], fresh=fresh) for pool in pools}
         situation = Situation(
             views, now_s, self._random.random(), self._storage.used(), frozenset(self._refusing), self._draining.on
         )

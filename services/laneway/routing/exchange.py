@@ -49,7 +49,7 @@ class Exchange:
         self._valid_s = settings.routing.digest_valid_s
         self._catalogue = catalogue
         self._clock = clock
-        self._plans = PlanView(bus, self.region)
+        self._plans = PlanView(bus, self.region, clock)
         self._heard: dict[str, tuple[RegionDigest, float]] = {}  # by region, with the monotonic time it came
         self._round_trip_s: dict[str, float] = {}
         self._watchers: set[asyncio.Event] = set()
@@ -92,6 +92,7 @@ class Exchange:
         return digest_of(
             self._plans.plan,
             self._catalogue,
+            fresh=self._plans.fresh(),
             region=self.region,
             zones=self._zones,
             draining=self.draining.on,

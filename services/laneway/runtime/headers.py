@@ -21,6 +21,7 @@ CONSUMER_STALLED = "Nats-Consumer-Stalled"
 # In direct gets and republished copies.
 SEQUENCE = "Nats-Sequence"
 SUBJECT = "Nats-Subject"
+TIME_STAMP = "Nats-Time-Stamp"  # by the server's clock
 
 
 @dataclass(frozen=True, slots=True)

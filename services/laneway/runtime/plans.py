@@ -1,22 +1,26 @@
 """The scheduler's plan in KV: one writer at a time in effect, any number of readers with a local copy.
 
 A reader keeps the highest (epoch, version) it saw, so that a deposed scheduler's late plan changes nothing. Whether a
-plan is still good is for its reader to ask: a stale plan means conservative admission.
+plan is still good is for its reader to ask: a stale plan means conservative admission. Its age counts by the reader's
+monotonic clock since it was heard, since wall clocks of two machines may differ by more than a plan is valid.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import datetime
 
 import structlog
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from laneway.core import subjects
+from laneway.core.clock import Clock
 from laneway.core.fleet import Plan
 from laneway.runtime.bus import Bus, BusError
-from laneway.runtime.reading import last_message
+from laneway.runtime.headers import TIME_STAMP
+from laneway.runtime.reading import StoredMessage, last_message
 from laneway.runtime.wire.records import UnreadableMessage, decode_plan, encode_plan
 
 _log = structlog.get_logger(__name__)
@@ -35,9 +39,11 @@ class PlanPublisher:
 class PlanView:
     """The newest plan of a region. `on_change` is called for each plan taken and must be short."""
 
-    def __init__(self, bus: Bus, region: str, on_change: Callable[[Plan], None] | None = None) -> None:
+    def __init__(self, bus: Bus, region: str, clock: Clock, on_change: Callable[[Plan], None] | None = None) -> None:
         self.plan: Plan | None = None
+        self._heard_s = float("-inf")  # monotonic
         self._bus = bus
+        self._clock = clock
         self._stream = f"KV_{subjects.plan_bucket(region)}"
         self._subject = subjects.plan_changes(region)
         self._on_change = on_change
@@ -64,12 +70,17 @@ class PlanView:
     async def _read(self) -> None:
         found = await last_message(self._bus, self._stream, self._subject)
         if found is not None:
-            self._take(found.data)
+            self._take(found.data, self._clock.monotonic() - await self._age_s(found))
+
+    async def _age_s(self, found: StoredMessage) -> float:
+        """How long ago a message was stored; by the clock of NATS at both ends, so that ours need not be right."""
+        stored_s = datetime.fromisoformat(found.headers[TIME_STAMP]).timestamp()
+        return max(0.0, self._clock.now() + await self._bus.server_skew_s() - stored_s)
 
     def _received(self, msg: Msg) -> None:
-        self._take(msg.data)
+        self._take(msg.data, self._clock.monotonic())
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes, heard_s: float) -> None:
         if not data:
             return  # the key was deleted; the plan we have runs out by itself
         try:
@@ -77,15 +88,21 @@ class PlanView:
         except UnreadableMessage as error:
             _log.warning("plan_unreadable", error=str(error))
             return
-        if self.plan is not None and (plan.epoch, plan.version) <= (self.plan.epoch, self.plan.version):
+        known = (self.plan.epoch, self.plan.version) if self.plan is not None else (-1, -1)
+        if (plan.epoch, plan.version) == known:  # heard as well as read
+            self._heard_s = max(self._heard_s, heard_s)
+        if (plan.epoch, plan.version) <= known:
             return
-        self.plan = plan
+        self.plan, self._heard_s = plan, heard_s
         if self._on_change is not None:
             self._on_change(plan)
 
-    def fresh(self, now_s: float) -> bool:
-        """Whether there is a plan that is still valid at this wall time."""
-        return self.plan is not None and now_s < self.plan.valid_until_s
+    def fresh(self) -> bool:
+        """Whether the newest plan was published no longer ago than it is valid."""
+        if self.plan is None:
+            return False
+        valid_s = self.plan.valid_until_s - self.plan.made_s  # both by its scheduler's clock
+        return self._clock.monotonic() - self._heard_s < valid_s
 
     async def close(self) -> None:
         self._unregister()

@@ -87,7 +87,7 @@ class Worker:
         self.rates = Rates(options.pool.prefill_tokens_per_s)
         self.lease = LeaseKeeper(bus, region, self.snapshot, clock)
         self._watcher = LeaseWatcher(bus, region, clock)
-        self._plans = PlanView(bus, region, lambda plan: self._room_changed())
+        self._plans = PlanView(bus, region, clock, lambda plan: self._room_changed())
         self._link = LinkWatch(bus, self._heard_again)
         self.emitter = Emitter(bus.emit, me, outgoing_bytes_max=options.outgoing_bytes)
         self._dropped = 0  # token messages, as the metric has them
