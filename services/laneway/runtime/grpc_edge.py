@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import secrets
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias, cast
@@ -48,30 +48,41 @@ class LiveCall:
     started_s: float = field(default_factory=time.monotonic)  # for people and metrics; decides nothing
 
 
-class CallEdge(grpc.aio.ServerInterceptor):
-    """The one interceptor of our servers."""
+class _Names:
+    """A method and its metrics, looked up once."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.ok = _ended.labels(method=_short(method), outcome="ok")
+        self.seconds = _duration.labels(method=_short(method))
+
+
+class CallEdge(grpc.GenericRpcHandler):
+    """All methods of a server, each with what happens around it. Generated code adds services to it as to a server.
+
+    Methods are found here and not registered with grpc.aio, which for each registered method waits with a task of its
+    own, and at every call waits anew with all of them.
+    """
 
     def __init__(self, authenticator: Authenticator, *, calls_max: int) -> None:
         self.live: set[LiveCall] = set()
         self.draining = False
         self._authenticator = authenticator
         self._calls_max = calls_max
-        self._wrapped: dict[str, Handler] = {}
+        self._handlers: dict[str, Handler] = {}
         self._ended = asyncio.Event()
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        method = handler_call_details.method
-        wrapped = self._wrapped.get(method)
-        if wrapped is None:
-            handler = await continuation(handler_call_details)
-            if handler is None:
-                return None  # gRPC answers UNIMPLEMENTED
-            wrapped = self._wrapped[method] = self._wrap(method, handler)
-        return wrapped
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
+        """What generated code calls with a service's methods."""
+        for name, handler in method_handlers.items():
+            method = f"/{service_name}/{name}"
+            self._handlers[method] = self._wrap(method, handler)
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Generated code calls this as well, with the same methods."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        return self._handlers.get(handler_call_details.method)  # None: gRPC answers UNIMPLEMENTED
 
     def live_calls(self) -> list[LiveCall]:
         """Calls of our own services: watching health keeps nothing alive."""
@@ -91,17 +102,18 @@ class CallEdge(grpc.aio.ServerInterceptor):
     # --- one call ---
 
     @contextmanager
-    def _call(self, method: str, context: Context) -> Iterator[None]:
-        call = LiveCall(method)
+    def _call(self, names: _Names, context: Context) -> Iterator[None]:
+        call = LiveCall(names.method)
         self.live.add(call)
         try:
-            if not method.startswith(HEALTH):
+            if not names.method.startswith(HEALTH):
                 self._admit(context)
             yield
+            names.ok.inc()
         finally:
             self.live.discard(call)
             self._ended.set()
-            _duration.labels(method=_short(method)).observe(time.monotonic() - call.started_s)
+            names.seconds.observe(time.monotonic() - call.started_s)
 
     def _admit(self, context: Context) -> None:
         if self.draining:
@@ -111,7 +123,7 @@ class CallEdge(grpc.aio.ServerInterceptor):
         set_caller(self._authenticator.authenticate(_pairs(context), context.peer()))
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
-        decode = _decoder(method, handler)
+        decode, names = _decoder(method, handler), _Names(method)
         if handler.request_streaming:
             return self._wrap_stream_stream(method, handler)
         if handler.response_streaming:
@@ -119,9 +131,8 @@ class CallEdge(grpc.aio.ServerInterceptor):
 
             async def stream(data: bytes, context: Context) -> None:
                 try:
-                    with self._call(method, context):
+                    with self._call(names, context):
                         await write_all(decode(data), context)
-                    _ended.labels(method=_short(method), outcome="ok").inc()
                 except BaseException as error:  # noqa: BLE001 - the edge: each error becomes a status or goes on
                     await _fail(method, context, error)
 
@@ -131,31 +142,33 @@ class CallEdge(grpc.aio.ServerInterceptor):
 
         async def unary(data: bytes, context: Context) -> object:
             try:
-                with self._call(method, context):
-                    response = await answer(decode(data), context)
-                _ended.labels(method=_short(method), outcome="ok").inc()
-                return response
+                with self._call(names, context):
+                    return await answer(decode(data), context)
             except BaseException as error:  # noqa: BLE001 - the edge: each error becomes a status or goes on
                 await _fail(method, context, error)
 
         return grpc.unary_unary_rpc_method_handler(unary, response_serializer=_to_bytes)
 
     def _wrap_stream_stream(self, method: str, handler: Handler) -> Handler:
-        """Reflection is the only one: its own decoding and serialising stay."""
+        """A coroutine reads the requests' bytes from its context. Reflection's generator keeps its own decoding."""
         inner = cast("Behaviour", handler.stream_stream)
+        ours, names = inspect.iscoroutinefunction(inner), _Names(method)
 
         async def stream(requests: AsyncIterable[Message], context: Context) -> None:
             try:
-                with self._call(method, context):
-                    async for response in inner(requests, context):
-                        await context.write(response)
+                with self._call(names, context):
+                    if ours:
+                        await inner(requests, context)
+                    else:
+                        async for response in inner(requests, context):
+                            await context.write(response)
             except BaseException as error:  # noqa: BLE001 - the edge: each error becomes a status or goes on
                 await _fail(method, context, error)
 
         return grpc.stream_stream_rpc_method_handler(
             stream,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
+            request_deserializer=None if ours else handler.request_deserializer,
+            response_serializer=_to_bytes if ours else handler.response_serializer,
         )
 
 
@@ -221,6 +234,11 @@ async def _fail(method: str, context: Context, error: BaseException) -> NoReturn
     status = known or _unknown(method, error)
     _ended.labels(method=_short(method), outcome=status.row.label).inc()
     await context.abort(status_code(status), status_message(status), trailing_metadata(status))
+
+
+def known_or_logged(method: str, error: Exception) -> LanewayError:
+    """What a caller is told of an error: a LanewayError as it is; anything else is a bug and logged."""
+    return error if isinstance(error, LanewayError) else _unknown(method, error)
 
 
 def _known(leaves: Collection[BaseException]) -> LanewayError | None:

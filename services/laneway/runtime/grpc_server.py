@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from typing import cast
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from laneway.core.errors import ConfigError
 from laneway.runtime import metrics
@@ -31,24 +32,33 @@ class GrpcServer:
         self._settings = settings
         self._credentials = credentials
         self._edge = CallEdge(load_authenticator(settings.admission), calls_max=settings.grpc.calls_max)
-        self._server = grpc.aio.server(interceptors=[self._edge], options=server_options(settings.grpc))
+        self._server = grpc.aio.server(options=server_options(settings.grpc))
+        self._server.add_generic_rpc_handlers((self._edge,))
         self._health = health.aio.HealthServicer()
         self.address = ""  # host:port, once started
         self._names: list[str] = []
         self._gauges = ExitStack()
         self._drained = False
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._services)
 
     def add(self, name: str, register: Callable[[grpc.aio.Server], None]) -> None:
         """Adds a service: its full name, and a function that registers it, such as
         `lambda s: add_AdmissionServiceServicer_to_server(servicer, s)`."""
-        register(self._server)
+        register(self._services)
         self._names.append(name)
+
+    @property
+    def _services(self) -> grpc.aio.Server:
+        """What generated code may add services to."""
+        return cast("grpc.aio.Server", self._edge)
 
     async def start(self, listen: str) -> str:
         """Serves on host:port; returns the bound address (port 0 takes a free one)."""
         check_binding(listen, self._settings.admission, tls=self._credentials is not None)
-        reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+            reflection.aio.ReflectionServicer(names), self._services
+        )
         try:
             if self._credentials is not None:
                 port = self._server.add_secure_port(listen, self._credentials)
