@@ -45,7 +45,7 @@ check: lint ## run the rest of what CI runs: lint, slow tests, drills, packaging
 
 lint: venv ## check style, types, layers, stubs and protos
 	@failed=; for command in 'ruff check' 'ruff format --check' mypy pyright lint-imports \
-		'python tools/gen_protos.py --check' 'buf lint' 'buf breaking --against tests/compat/baseline.binpb'; do \
+		'python tools/gen_protos.py --check' 'buf lint' 'buf breaking protos --against tests/compat/baseline.binpb'; do \
 		echo "== $$command"; $(BIN)/$$command || failed="$$failed; $$command"; \
 	done; [ -z "$$failed" ] || { echo "failed: $${failed#; }" >&2; exit 1; }
 
@@ -58,7 +58,7 @@ protos: venv ## make the stubs anew from the .proto files
 	$(BIN)/python tools/gen_protos.py
 
 baseline: venv ## take today's protos as what the next change is compared with
-	$(BIN)/buf build --exclude-source-info --output tests/compat/baseline.binpb
+	$(BIN)/buf build protos --exclude-source-info --output tests/compat/baseline.binpb
 
 constraints: venv ## pin anew, from what the package index offers today
 	$(BIN)/python tools/pin_constraints.py

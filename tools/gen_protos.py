@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 PROTO_ROOT = Path(__file__).resolve().parent.parent / "protos"
+GOOGLEAPIS = Path(__file__).resolve().parent / "googleapis"  # for imports; its stubs are a dependency's
 STUB_PATTERNS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
 
 
@@ -62,7 +63,16 @@ def declares_service(proto: Path) -> bool:
 
 def run_protoc(names: list[str], *options: str) -> None:
     well_known = resources.files("grpc_tools") / "_proto"
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO_ROOT}", f"-I{well_known}", *options, *names]
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
+        f"-I{PROTO_ROOT}",
+        f"-I{GOOGLEAPIS}",
+        f"-I{well_known}",
+        *options,
+        *names,
+    ]
     subprocess.run(command, check=True)
 
 

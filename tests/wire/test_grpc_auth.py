@@ -49,6 +49,9 @@ class Door(admission_pb2_grpc.AdmissionServiceServicer):
     async def ListJobs(self, request, context):
         raise NotImplementedError
 
+    async def SubmitMany(self, requests, context):  # type: ignore[override]
+        raise NotImplementedError
+
     async def Quote(self, request, context):
         raise NotImplementedError
 

@@ -23,11 +23,12 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from laneway.v1 import common_pb2 as laneway_dot_v1_dot_common__pb2
 from laneway.v1 import task_pb2 as laneway_dot_v1_dot_task__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1alaneway/v1/admission.proto\x12\nlaneway.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17laneway/v1/common.proto\x1a\x15laneway/v1/task.proto\"M\n\x0fGenerateRequest\x12!\n\x04spec\x18\x01 \x01(\x0b\x32\x13.laneway.v1.JobSpec\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\"\x93\x01\n\x10GenerateResponse\x12(\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.laneway.v1.AcceptedH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.laneway.v1.ChunkH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.laneway.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"@\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12$\n\x07verdict\x18\x02 \x01(\x0b\x32\x13.laneway.v1.Verdict\"\xc9\x01\n\x08\x46inished\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.laneway.v1.JobState\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.laneway.v1.FinishReason\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.laneway.v1.Usage\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.laneway.v1.Timings\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\"K\n\rSubmitRequest\x12!\n\x04spec\x18\x01 \x01(\x0b\x32\x13.laneway.v1.JobSpec\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\"F\n\x0eSubmitResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12$\n\x07verdict\x18\x02 \x01(\x0b\x32\x13.laneway.v1.Verdict\"2\n\x0cWatchRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nfrom_index\x18\x02 \x01(\r\"\x90\x01\n\rWatchResponse\x12(\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.laneway.v1.AcceptedH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.laneway.v1.ChunkH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.laneway.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\xf4\x02\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12#\n\x05state\x18\x04 \x01(\x0e\x32\x14.laneway.v1.JobState\x12&\n\x08\x63ontract\x18\x05 \x01(\x0b\x32\x14.laneway.v1.Contract\x12$\n\x07verdict\x18\x06 \x01(\x0b\x32\x13.laneway.v1.Verdict\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12$\n\x07timings\x18\x08 \x01(\x0b\x32\x13.laneway.v1.Timings\x12\"\n\x06result\x18\t \x01(\x0b\x32\x12.laneway.v1.Result\x12#\n\x05\x65rror\x18\n \x01(\x0b\x32\x14.laneway.v1.JobError\x12 \n\x05usage\x18\x0b \x01(\x0b\x32\x11.laneway.v1.Usage\x12\x15\n\rprompt_tokens\x18\x0c \x01(\r\x12\x12\n\nmax_tokens\x18\r \x01(\r\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\".\n\x0eGetJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.laneway.v1.Job\"\xe5\x01\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x1e\n\x04lane\x18\x03 \x01(\x0e\x32\x10.laneway.v1.Lane\x12#\n\x05state\x18\x04 \x01(\x0e\x32\x14.laneway.v1.JobState\x12\x37\n\x06labels\x18\x05 \x03(\x0b\x32\'.laneway.v1.ListJobsRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x10ListJobsResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.laneway.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"f\n\x11\x43\x61ncelJobResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.laneway.v1.JobState\x12,\n\x08\x65nded_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"1\n\x0cQuoteRequest\x12!\n\x04spec\x18\x01 \x01(\x0b\x32\x13.laneway.v1.JobSpec\"`\n\rQuoteResponse\x12$\n\x07verdict\x18\x01 \x01(\x0b\x32\x13.laneway.v1.Verdict\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r2\xec\x03\n\x10\x41\x64missionService\x12G\n\x08Generate\x12\x1b.laneway.v1.GenerateRequest\x1a\x1c.laneway.v1.GenerateResponse0\x01\x12?\n\x06Submit\x12\x19.laneway.v1.SubmitRequest\x1a\x1a.laneway.v1.SubmitResponse\x12>\n\x05Watch\x12\x18.laneway.v1.WatchRequest\x1a\x19.laneway.v1.WatchResponse0\x01\x12?\n\x06GetJob\x12\x19.laneway.v1.GetJobRequest\x1a\x1a.laneway.v1.GetJobResponse\x12\x45\n\x08ListJobs\x12\x1b.laneway.v1.ListJobsRequest\x1a\x1c.laneway.v1.ListJobsResponse\x12H\n\tCancelJob\x12\x1c.laneway.v1.CancelJobRequest\x1a\x1d.laneway.v1.CancelJobResponse\x12<\n\x05Quote\x12\x18.laneway.v1.QuoteRequest\x1a\x19.laneway.v1.QuoteResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1alaneway/v1/admission.proto\x12\nlaneway.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x17laneway/v1/common.proto\x1a\x15laneway/v1/task.proto\"M\n\x0fGenerateRequest\x12!\n\x04spec\x18\x01 \x01(\x0b\x32\x13.laneway.v1.JobSpec\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\"\x93\x01\n\x10GenerateResponse\x12(\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.laneway.v1.AcceptedH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.laneway.v1.ChunkH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.laneway.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"@\n\x08\x41\x63\x63\x65pted\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12$\n\x07verdict\x18\x02 \x01(\x0b\x32\x13.laneway.v1.Verdict\"\xc9\x01\n\x08\x46inished\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.laneway.v1.JobState\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.laneway.v1.FinishReason\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.laneway.v1.Usage\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.laneway.v1.Timings\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\"K\n\rSubmitRequest\x12!\n\x04spec\x18\x01 \x01(\x0b\x32\x13.laneway.v1.JobSpec\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\"F\n\x0eSubmitResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12$\n\x07verdict\x18\x02 \x01(\x0b\x32\x13.laneway.v1.Verdict\">\n\x11SubmitManyRequest\x12)\n\x05items\x18\x01 \x03(\x0b\x32\x1a.laneway.v1.SubmitManyItem\"`\n\x0eSubmitManyItem\x12\x12\n\nclient_ref\x18\x01 \x01(\t\x12!\n\x04spec\x18\x02 \x01(\x0b\x32\x13.laneway.v1.JobSpec\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\"U\n\x12SubmitManyResponse\x12\x0e\n\x06window\x18\x01 \x01(\r\x12/\n\x08outcomes\x18\x02 \x03(\x0b\x32\x1d.laneway.v1.SubmitManyOutcome\"\x86\x01\n\x11SubmitManyOutcome\x12\x12\n\nclient_ref\x18\x01 \x01(\t\x12.\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x1a.laneway.v1.SubmitResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result\"2\n\x0cWatchRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nfrom_index\x18\x02 \x01(\r\"\x90\x01\n\rWatchResponse\x12(\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.laneway.v1.AcceptedH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.laneway.v1.ChunkH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.laneway.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\xf4\x02\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12#\n\x05state\x18\x04 \x01(\x0e\x32\x14.laneway.v1.JobState\x12&\n\x08\x63ontract\x18\x05 \x01(\x0b\x32\x14.laneway.v1.Contract\x12$\n\x07verdict\x18\x06 \x01(\x0b\x32\x13.laneway.v1.Verdict\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12$\n\x07timings\x18\x08 \x01(\x0b\x32\x13.laneway.v1.Timings\x12\"\n\x06result\x18\t \x01(\x0b\x32\x12.laneway.v1.Result\x12#\n\x05\x65rror\x18\n \x01(\x0b\x32\x14.laneway.v1.JobError\x12 \n\x05usage\x18\x0b \x01(\x0b\x32\x11.laneway.v1.Usage\x12\x15\n\rprompt_tokens\x18\x0c \x01(\r\x12\x12\n\nmax_tokens\x18\r \x01(\r\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\".\n\x0eGetJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.laneway.v1.Job\"\xe5\x01\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x1e\n\x04lane\x18\x03 \x01(\x0e\x32\x10.laneway.v1.Lane\x12#\n\x05state\x18\x04 \x01(\x0e\x32\x14.laneway.v1.JobState\x12\x37\n\x06labels\x18\x05 \x03(\x0b\x32\'.laneway.v1.ListJobsRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x10ListJobsResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.laneway.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"f\n\x11\x43\x61ncelJobResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.laneway.v1.JobState\x12,\n\x08\x65nded_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"1\n\x0cQuoteRequest\x12!\n\x04spec\x18\x01 \x01(\x0b\x32\x13.laneway.v1.JobSpec\"`\n\rQuoteResponse\x12$\n\x07verdict\x18\x01 \x01(\x0b\x32\x13.laneway.v1.Verdict\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r2\xbd\x04\n\x10\x41\x64missionService\x12G\n\x08Generate\x12\x1b.laneway.v1.GenerateRequest\x1a\x1c.laneway.v1.GenerateResponse0\x01\x12?\n\x06Submit\x12\x19.laneway.v1.SubmitRequest\x1a\x1a.laneway.v1.SubmitResponse\x12O\n\nSubmitMany\x12\x1d.laneway.v1.SubmitManyRequest\x1a\x1e.laneway.v1.SubmitManyResponse(\x01\x30\x01\x12>\n\x05Watch\x12\x18.laneway.v1.WatchRequest\x1a\x19.laneway.v1.WatchResponse0\x01\x12?\n\x06GetJob\x12\x19.laneway.v1.GetJobRequest\x1a\x1a.laneway.v1.GetJobResponse\x12\x45\n\x08ListJobs\x12\x1b.laneway.v1.ListJobsRequest\x1a\x1c.laneway.v1.ListJobsResponse\x12H\n\tCancelJob\x12\x1c.laneway.v1.CancelJobRequest\x1a\x1d.laneway.v1.CancelJobResponse\x12<\n\x05Quote\x12\x18.laneway.v1.QuoteRequest\x1a\x19.laneway.v1.QuoteResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,42 +37,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LISTJOBSREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_LISTJOBSREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_GENERATEREQUEST']._serialized_start=123
-  _globals['_GENERATEREQUEST']._serialized_end=200
-  _globals['_GENERATERESPONSE']._serialized_start=203
-  _globals['_GENERATERESPONSE']._serialized_end=350
-  _globals['_ACCEPTED']._serialized_start=352
-  _globals['_ACCEPTED']._serialized_end=416
-  _globals['_FINISHED']._serialized_start=419
-  _globals['_FINISHED']._serialized_end=620
-  _globals['_SUBMITREQUEST']._serialized_start=622
-  _globals['_SUBMITREQUEST']._serialized_end=697
-  _globals['_SUBMITRESPONSE']._serialized_start=699
-  _globals['_SUBMITRESPONSE']._serialized_end=769
-  _globals['_WATCHREQUEST']._serialized_start=771
-  _globals['_WATCHREQUEST']._serialized_end=821
-  _globals['_WATCHRESPONSE']._serialized_start=824
-  _globals['_WATCHRESPONSE']._serialized_end=968
-  _globals['_JOB']._serialized_start=971
-  _globals['_JOB']._serialized_end=1343
-  _globals['_GETJOBREQUEST']._serialized_start=1345
-  _globals['_GETJOBREQUEST']._serialized_end=1376
-  _globals['_GETJOBRESPONSE']._serialized_start=1378
-  _globals['_GETJOBRESPONSE']._serialized_end=1424
-  _globals['_LISTJOBSREQUEST']._serialized_start=1427
-  _globals['_LISTJOBSREQUEST']._serialized_end=1656
-  _globals['_LISTJOBSREQUEST_LABELSENTRY']._serialized_start=1611
-  _globals['_LISTJOBSREQUEST_LABELSENTRY']._serialized_end=1656
-  _globals['_LISTJOBSRESPONSE']._serialized_start=1658
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1732
-  _globals['_CANCELJOBREQUEST']._serialized_start=1734
-  _globals['_CANCELJOBREQUEST']._serialized_end=1768
-  _globals['_CANCELJOBRESPONSE']._serialized_start=1770
-  _globals['_CANCELJOBRESPONSE']._serialized_end=1872
-  _globals['_QUOTEREQUEST']._serialized_start=1874
-  _globals['_QUOTEREQUEST']._serialized_end=1923
-  _globals['_QUOTERESPONSE']._serialized_start=1925
-  _globals['_QUOTERESPONSE']._serialized_end=2021
-  _globals['_ADMISSIONSERVICE']._serialized_start=2024
-  _globals['_ADMISSIONSERVICE']._serialized_end=2516
+  _globals['_GENERATEREQUEST']._serialized_start=148
+  _globals['_GENERATEREQUEST']._serialized_end=225
+  _globals['_GENERATERESPONSE']._serialized_start=228
+  _globals['_GENERATERESPONSE']._serialized_end=375
+  _globals['_ACCEPTED']._serialized_start=377
+  _globals['_ACCEPTED']._serialized_end=441
+  _globals['_FINISHED']._serialized_start=444
+  _globals['_FINISHED']._serialized_end=645
+  _globals['_SUBMITREQUEST']._serialized_start=647
+  _globals['_SUBMITREQUEST']._serialized_end=722
+  _globals['_SUBMITRESPONSE']._serialized_start=724
+  _globals['_SUBMITRESPONSE']._serialized_end=794
+  _globals['_SUBMITMANYREQUEST']._serialized_start=796
+  _globals['_SUBMITMANYREQUEST']._serialized_end=858
+  _globals['_SUBMITMANYITEM']._serialized_start=860
+  _globals['_SUBMITMANYITEM']._serialized_end=956
+  _globals['_SUBMITMANYRESPONSE']._serialized_start=958
+  _globals['_SUBMITMANYRESPONSE']._serialized_end=1043
+  _globals['_SUBMITMANYOUTCOME']._serialized_start=1046
+  _globals['_SUBMITMANYOUTCOME']._serialized_end=1180
+  _globals['_WATCHREQUEST']._serialized_start=1182
+  _globals['_WATCHREQUEST']._serialized_end=1232
+  _globals['_WATCHRESPONSE']._serialized_start=1235
+  _globals['_WATCHRESPONSE']._serialized_end=1379
+  _globals['_JOB']._serialized_start=1382
+  _globals['_JOB']._serialized_end=1754
+  _globals['_GETJOBREQUEST']._serialized_start=1756
+  _globals['_GETJOBREQUEST']._serialized_end=1787
+  _globals['_GETJOBRESPONSE']._serialized_start=1789
+  _globals['_GETJOBRESPONSE']._serialized_end=1835
+  _globals['_LISTJOBSREQUEST']._serialized_start=1838
+  _globals['_LISTJOBSREQUEST']._serialized_end=2067
+  _globals['_LISTJOBSREQUEST_LABELSENTRY']._serialized_start=2022
+  _globals['_LISTJOBSREQUEST_LABELSENTRY']._serialized_end=2067
+  _globals['_LISTJOBSRESPONSE']._serialized_start=2069
+  _globals['_LISTJOBSRESPONSE']._serialized_end=2143
+  _globals['_CANCELJOBREQUEST']._serialized_start=2145
+  _globals['_CANCELJOBREQUEST']._serialized_end=2179
+  _globals['_CANCELJOBRESPONSE']._serialized_start=2181
+  _globals['_CANCELJOBRESPONSE']._serialized_end=2283
+  _globals['_QUOTEREQUEST']._serialized_start=2285
+  _globals['_QUOTEREQUEST']._serialized_end=2334
+  _globals['_QUOTERESPONSE']._serialized_start=2336
+  _globals['_QUOTERESPONSE']._serialized_end=2432
+  _globals['_ADMISSIONSERVICE']._serialized_start=2435
+  _globals['_ADMISSIONSERVICE']._serialized_end=3008
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.rpc import status_pb2 as _status_pb2
 from laneway.v1 import common_pb2 as _common_pb2
 from laneway.v1 import task_pb2 as _task_pb2
 from google.protobuf.internal import containers as _containers
@@ -68,6 +69,40 @@ class SubmitResponse(_message.Message):
     job_id: str
     verdict: _common_pb2.Verdict
     def __init__(self, job_id: _Optional[str] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ...) -> None: ...
+
+class SubmitManyRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[SubmitManyItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[SubmitManyItem, _Mapping]]] = ...) -> None: ...
+
+class SubmitManyItem(_message.Message):
+    __slots__ = ("client_ref", "spec", "idempotency_key")
+    CLIENT_REF_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    client_ref: str
+    spec: _task_pb2.JobSpec
+    idempotency_key: str
+    def __init__(self, client_ref: _Optional[str] = ..., spec: _Optional[_Union[_task_pb2.JobSpec, _Mapping]] = ..., idempotency_key: _Optional[str] = ...) -> None: ...
+
+class SubmitManyResponse(_message.Message):
+    __slots__ = ("window", "outcomes")
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    window: int
+    outcomes: _containers.RepeatedCompositeFieldContainer[SubmitManyOutcome]
+    def __init__(self, window: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[SubmitManyOutcome, _Mapping]]] = ...) -> None: ...
+
+class SubmitManyOutcome(_message.Message):
+    __slots__ = ("client_ref", "accepted", "error")
+    CLIENT_REF_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    client_ref: str
+    accepted: SubmitResponse
+    error: _status_pb2.Status
+    def __init__(self, client_ref: _Optional[str] = ..., accepted: _Optional[_Union[SubmitResponse, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("job_id", "from_index")

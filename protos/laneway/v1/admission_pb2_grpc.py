@@ -44,6 +44,11 @@ class AdmissionServiceStub:
                 request_serializer=laneway_dot_v1_dot_admission__pb2.SubmitRequest.SerializeToString,
                 response_deserializer=laneway_dot_v1_dot_admission__pb2.SubmitResponse.FromString,
                 _registered_method=True)
+        self.SubmitMany = channel.stream_stream(
+                '/laneway.v1.AdmissionService/SubmitMany',
+                request_serializer=laneway_dot_v1_dot_admission__pb2.SubmitManyRequest.SerializeToString,
+                response_deserializer=laneway_dot_v1_dot_admission__pb2.SubmitManyResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/laneway.v1.AdmissionService/Watch',
                 request_serializer=laneway_dot_v1_dot_admission__pb2.WatchRequest.SerializeToString,
@@ -85,6 +90,17 @@ class AdmissionServiceServicer:
 
     def Submit(self, request, context):
         """Accepts a job whose result is collected later. The call's deadline bounds the call alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubmitMany(self, request_iterator, context):
+        """Accepts many jobs over one call, each as Submit would. The first response states the window and comes at once;
+        then each item gets one outcome, in any order. A refused item disturbs no other. Half-close when all items are
+        sent: the rest is answered and the call ends OK. A service that shuts down answers what it has read and ends the
+        call UNAVAILABLE: send what has no outcome again, with the same idempotency keys. Ending the call never touches
+        a job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,6 +152,11 @@ def add_AdmissionServiceServicer_to_server(servicer, server):
                     servicer.Submit,
                     request_deserializer=laneway_dot_v1_dot_admission__pb2.SubmitRequest.FromString,
                     response_serializer=laneway_dot_v1_dot_admission__pb2.SubmitResponse.SerializeToString,
+            ),
+            'SubmitMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.SubmitMany,
+                    request_deserializer=laneway_dot_v1_dot_admission__pb2.SubmitManyRequest.FromString,
+                    response_serializer=laneway_dot_v1_dot_admission__pb2.SubmitManyResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -217,6 +238,33 @@ class AdmissionService:
             '/laneway.v1.AdmissionService/Submit',
             laneway_dot_v1_dot_admission__pb2.SubmitRequest.SerializeToString,
             laneway_dot_v1_dot_admission__pb2.SubmitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/laneway.v1.AdmissionService/SubmitMany',
+            laneway_dot_v1_dot_admission__pb2.SubmitManyRequest.SerializeToString,
+            laneway_dot_v1_dot_admission__pb2.SubmitManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,13 @@ class AdmissionServiceStub:
     """
     Submit: _grpc.UnaryUnaryMultiCallable[_admission_pb2.SubmitRequest, _admission_pb2.SubmitResponse]
     """Accepts a job whose result is collected later. The call's deadline bounds the call alone."""
+    SubmitMany: _grpc.StreamStreamMultiCallable[_admission_pb2.SubmitManyRequest, _admission_pb2.SubmitManyResponse]
+    """Accepts many jobs over one call, each as Submit would. The first response states the window and comes at once;
+    then each item gets one outcome, in any order. A refused item disturbs no other. Half-close when all items are
+    sent: the rest is answered and the call ends OK. A service that shuts down answers what it has read and ends the
+    call UNAVAILABLE: send what has no outcome again, with the same idempotency keys. Ending the call never touches
+    a job.
+    """
     Watch: _grpc.UnaryStreamMultiCallable[_admission_pb2.WatchRequest, _admission_pb2.WatchResponse]
     """Follows a job from a token index, while it runs or after it ended. Ending the call never touches the job."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_admission_pb2.GetJobRequest, _admission_pb2.GetJobResponse]
@@ -58,6 +65,13 @@ class AdmissionServiceAsyncStub(AdmissionServiceStub):
     """
     Submit: _aio.UnaryUnaryMultiCallable[_admission_pb2.SubmitRequest, _admission_pb2.SubmitResponse]  # type: ignore[assignment]
     """Accepts a job whose result is collected later. The call's deadline bounds the call alone."""
+    SubmitMany: _aio.StreamStreamMultiCallable[_admission_pb2.SubmitManyRequest, _admission_pb2.SubmitManyResponse]  # type: ignore[assignment]
+    """Accepts many jobs over one call, each as Submit would. The first response states the window and comes at once;
+    then each item gets one outcome, in any order. A refused item disturbs no other. Half-close when all items are
+    sent: the rest is answered and the call ends OK. A service that shuts down answers what it has read and ends the
+    call UNAVAILABLE: send what has no outcome again, with the same idempotency keys. Ending the call never touches
+    a job.
+    """
     Watch: _aio.UnaryStreamMultiCallable[_admission_pb2.WatchRequest, _admission_pb2.WatchResponse]  # type: ignore[assignment]
     """Follows a job from a token index, while it runs or after it ended. Ending the call never touches the job."""
     GetJob: _aio.UnaryUnaryMultiCallable[_admission_pb2.GetJobRequest, _admission_pb2.GetJobResponse]  # type: ignore[assignment]
@@ -87,6 +101,19 @@ class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admission_pb2.SubmitResponse, _abc.Awaitable[_admission_pb2.SubmitResponse]]:
         """Accepts a job whose result is collected later. The call's deadline bounds the call alone."""
+
+    @_abc_1.abstractmethod
+    def SubmitMany(
+        self,
+        request_iterator: _MaybeAsyncIterator[_admission_pb2.SubmitManyRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admission_pb2.SubmitManyResponse], _abc.AsyncIterator[_admission_pb2.SubmitManyResponse]]:
+        """Accepts many jobs over one call, each as Submit would. The first response states the window and comes at once;
+        then each item gets one outcome, in any order. A refused item disturbs no other. Half-close when all items are
+        sent: the rest is answered and the call ends OK. A service that shuts down answers what it has read and ends the
+        call UNAVAILABLE: send what has no outcome again, with the same idempotency keys. Ending the call never touches
+        a job.
+        """
 
     @_abc_1.abstractmethod
     def Watch(

@@ -157,11 +157,14 @@ class Admission:
 
         A caller who stops waiting does not stop the accepting.
         """
+        return await asyncio.shield(self._chores.start(self.submit_here(caller, request), "submit"))
+
+    async def submit_here(self, caller: Caller, request: Request) -> JobRecord:
+        """As `submit`, by a task that nobody cancels while it accepts."""
         contract = request.spec.contract
         with _counted(contract.lane):
             decided = await self._decide(caller, request, contract, attached=False)
-            accepting = self._chores.start(self._accept(decided), f"accept {decided.record.job_id}")
-            accepted = await asyncio.shield(accepting)
+            accepted = await self._accept(decided)
             if accepted.existing:
                 _check_body(accepted.record, request)
             return accepted.record

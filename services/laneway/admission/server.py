@@ -72,7 +72,7 @@ async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None 
             return
         house = await stack.enter_async_context(_house(settings, catalogue, bus, tokenizers, clock))
         server = GrpcServer(settings)
-        service = AdmissionService(house.admission, catalogue, settings.policy, clock)
+        service = AdmissionService(house.admission, catalogue, settings.policy, clock, house.chores, stop)
         server.add(SERVICE, lambda grpc: admission_pb2_grpc.add_AdmissionServiceServicer_to_server(service, grpc))
         async with asyncio.TaskGroup() as group:
             keeping = [group.create_task(part) for part in house.keeping()]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections.abc import AsyncIterable
 from typing import TypeAlias
 
 import grpc.aio
 
 from laneway.admission.answers import Answer
 from laneway.admission.application import Admission, Request
+from laneway.admission.chores import Chores
+from laneway.admission.many import Context as ManyContext
+from laneway.admission.many import ManyCall
 from laneway.admission.results import JobFilter
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
@@ -28,11 +33,21 @@ WatchContext: TypeAlias = grpc.aio.ServicerContext[pb.WatchRequest, pb.WatchResp
 
 
 class AdmissionService(admission_pb2_grpc.AdmissionServiceServicer):
-    def __init__(self, admission: Admission, catalogue: Catalogue, policy: PolicySettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        catalogue: Catalogue,
+        policy: PolicySettings,
+        clock: Clock,
+        chores: Chores,
+        draining: asyncio.Event,
+    ) -> None:
         self._admission = admission
         self._catalogue = catalogue
         self._policy = policy
         self._clock = clock
+        self._chores = chores
+        self._draining = draining  # set once this process takes nothing more
 
     # --- streams: coroutines that write serialised messages, aio's cheaper style ----------------------
 
@@ -45,6 +60,18 @@ class AdmissionService(admission_pb2_grpc.AdmissionServiceServicer):
         checks.no_unknown_fields(request, "request")
         async with self._admission.watch(current_caller(), request.job_id, request.from_index) as answer:
             await _write(answer, context)
+
+    async def SubmitMany(  # type: ignore[override]
+        self, requests: AsyncIterable[pb.SubmitManyRequest], context: ManyContext
+    ) -> None:
+        caller = current_caller()
+
+        async def submit(item: pb.SubmitManyItem) -> pb.SubmitResponse:
+            wanted = self._request(item, item.spec, item.idempotency_key, attached=False)
+            record = await self._admission.submit_here(caller, wanted)
+            return pb.SubmitResponse(job_id=record.job_id, verdict=jobs.verdict_to_proto(record.verdict))
+
+        await ManyCall(context, submit, self._chores, self._draining).run()
 
     # --- one answer ----------------------------------------------------------------------------------
 
@@ -100,7 +127,7 @@ class AdmissionService(admission_pb2_grpc.AdmissionServiceServicer):
 
     def _request(
         self,
-        request: pb.GenerateRequest | pb.SubmitRequest,
+        request: pb.GenerateRequest | pb.SubmitRequest | pb.SubmitManyItem,
         spec: task_pb2.JobSpec,
         key: str,
         *,
