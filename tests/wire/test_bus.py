@@ -52,10 +52,16 @@ async def test_refused_credentials_are_a_config_error(tmp_path: Path, nats_serve
         await Bus.connect(settings, name="test")
 
 
-async def test_credentials_are_read_from_files(tmp_path: Path, nats_server: LocalNats):
+async def test_credentials_are_read_from_files(tmp_path: Path):
     password = tmp_path / "password"
-    password.write_text("local\n")
-    async with connected(nats_server, user="local", password_file=str(password)) as bus:
+    password.write_text("given\n")
+    named = (
+        "accounts { NAMED { jetstream: enabled, users: [{ user: named, password: given }] } }\nno_auth_user: named\n"
+    )
+    async with (
+        LocalNats(tmp_path / "nats", extra_config=named) as server,
+        connected(server, user="named", password_file=str(password)) as bus,
+    ):
         assert bus.connected
 
 

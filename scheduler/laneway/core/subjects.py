@@ -185,6 +185,11 @@ def control(worker: str) -> str:
     return _join("ctl", worker)
 
 
+def region_control(region: str) -> str:
+    """Of a region's routing service. One token longer than `control`, so that rights to one do not cover the other."""
+    return _join("ctl", "routing", region)
+
+
 def event(region: str, job: str) -> str:
     return _join("ev", region, job)
 

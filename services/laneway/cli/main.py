@@ -8,6 +8,7 @@ import typer
 
 from laneway.cli import config, jobs, operate, serve
 from laneway.cli.doctor import doctor
+from laneway.cli.secrets import secrets
 from laneway.cli.up import up
 
 # One line for each paragraph: the help keeps line breaks.
@@ -74,7 +75,7 @@ app.add_typer(operate.models_app, name="models", rich_help_panel=OPERATING)
 
 app.add_typer(operate.regions_app, name="regions", rich_help_panel=OPERATING)
 
-for serving in (serve.admission, serve.scheduler, serve.routing, serve.worker, serve.provision):
+for serving in (serve.admission, serve.scheduler, serve.routing, serve.worker, serve.provision, secrets):
     app.command(rich_help_panel=SERVING)(serving)
 
 

@@ -92,7 +92,7 @@ async def _provision(settings: Settings, stop: object) -> None:
     from laneway.runtime.provision import provision as provision_region
 
     catalogue = catalogue_of(settings)
-    bus = await Bus.connect(settings.nats, name="provision")
+    bus = await Bus.connect(settings.nats, name="provision", role="operator")
     try:
         changed = await provision_region(
             bus, settings.region.name, catalogue, settings.nats, ack_wait_s=settings.nats.ack_wait_s

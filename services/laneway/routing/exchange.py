@@ -1,7 +1,7 @@
 """The exchange of digests between regions: tells its own each second, remembers the others', measures the way to them.
 
 Core NATS only: a digest that gets lost is followed by the next. What is heard on `digest.<region>` counts for that
-region alone, whatever it says. Each region's routing service answers on `ctl.routing-<region>`: an empty request is a
+region alone, whatever it says. Each region's routing service answers on `ctl.routing.<region>`: an empty request is a
 probe of the round trip, a drain hint is an operator's word for that region.
 """
 
@@ -64,7 +64,7 @@ class Exchange:
             await stack.enter_async_context(self.draining.watch())
             digests = await self._bus.listen(subjects.digest("*"), self._hear)
             stack.push_async_callback(self._bus.unsubscribe, digests)
-            control = await self._bus.subscribe(_control(self.region), self._answer, queue="routing")
+            control = await self._bus.subscribe(subjects.region_control(self.region), self._answer, queue="routing")
             stack.push_async_callback(self._bus.unsubscribe, control)
             yield
 
@@ -116,7 +116,7 @@ class Exchange:
         if region not in self._heard:
             raise NotFound("there is no such region", reason="REGION_NOT_FOUND", facts={"region": region})
         hint = bus_pb2.WorkerControl(drain=bus_pb2.DrainHint(draining=draining))
-        answer = await self._bus.request(_control(region), hint.SerializeToString(), timeout_s=5.0)
+        answer = await self._bus.request(subjects.region_control(region), hint.SerializeToString(), timeout_s=5.0)
         if answer.data != _DONE:
             raise Unavailable("the region could not be told", reason="REGION_SILENT", retry_after_s=1.0)
 
@@ -162,7 +162,7 @@ class Exchange:
     async def _probe_one(self, region: str) -> None:
         began_s = self._clock.monotonic()
         try:
-            await self._bus.request(_control(region), b"", timeout_s=PROBE_TIMEOUT_S)
+            await self._bus.request(subjects.region_control(region), b"", timeout_s=PROBE_TIMEOUT_S)
         except BusError:
             return  # its digest, or the lack of one, says what is to be said
         took_s = self._clock.monotonic() - began_s
@@ -180,7 +180,3 @@ class Exchange:
                 await self._bus.emit(msg.reply, _DONE)
         except (BusError, DecodeError) as error:
             _log.warning("region_control_failed", error=str(error))
-
-
-def _control(region: str) -> str:
-    return subjects.control(f"routing-{region}")

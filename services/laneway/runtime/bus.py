@@ -36,8 +36,9 @@ from laneway.runtime.bus_errors import (
     publish_error,
 )
 from laneway.runtime.clock import SystemClock
-from laneway.runtime.connecting import SafeClient, connect_failure, redial, secret
+from laneway.runtime.connecting import SafeClient, connect_failure, nkey_seed, redial, secret
 from laneway.runtime.requests import Handler, Requests, listen
+from laneway.runtime.rights import inbox_prefix
 from laneway.runtime.settings import NatsSettings
 
 __all__ = [
@@ -105,11 +106,14 @@ class Bus:
         self._closing = False
 
     @classmethod
-    async def connect(cls, settings: NatsSettings, *, name: str) -> Bus:
-        """Connects and checks the server. ConfigError: mend the settings or the server; Unavailable: not reachable."""
+    async def connect(cls, settings: NatsSettings, *, name: str, role: str = "") -> Bus:
+        """Connects and checks the server. ConfigError: mend the settings or the server; Unavailable: not reachable.
+
+        `role` names the inbox, for which the user must have rights: by default it is the name.
+        """
         client = SafeClient()
         bus = cls(client, name, settings.request_timeout_s)
-        inbox_prefix = f"_INBOX_{name}"
+        seed = nkey_seed(settings.nkey_file)
         seen: list[Exception] = []
 
         async def on_error(error: Exception) -> None:
@@ -131,11 +135,12 @@ class Bus:
                     connect_timeout=max(1, round(settings.connect_timeout_s)),
                     ping_interval=settings.ping_interval_s,  # type: ignore[arg-type]  # slept as it is
                     max_outstanding_pings=2,
-                    inbox_prefix=inbox_prefix,
+                    inbox_prefix=inbox_prefix(role or name),
                     user=settings.user or None,
                     password=secret(settings.password_file, "nats.password_file") or None,
                     token=secret(settings.token_file, "nats.token_file") or None,
                     user_credentials=settings.credentials_file or None,
+                    nkeys_seed_str=seed or None,
                 )
         except (TimeoutError, OSError, nats.errors.Error) as error:
             bus._closing = True

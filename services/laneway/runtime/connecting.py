@@ -13,6 +13,7 @@ from nats.aio.client import Client, Server
 from nats.aio.transport import TcpTransport
 
 from laneway.core.errors import ConfigError, Unavailable
+from laneway.runtime.nats_users import public_key
 
 RECONNECT_S_MAX = 2.0
 UNSENT_BYTES_MAX = 64 * 1024  # in the socket's buffer; beyond it the client's flusher waits for the socket
@@ -120,12 +121,24 @@ def secret(path: str, setting: str) -> str:
         raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}") from error
 
 
+def nkey_seed(path: str) -> str:
+    """The seed that nats.nkey_file names; ConfigError where it is none."""
+    seed = secret(path, "nats.nkey_file")
+    if seed:
+        try:
+            public_key(seed)
+        except ConfigError as error:
+            raise ConfigError(f"nats.nkey_file: {path}: {error}") from None
+    return seed
+
+
 def connect_failure(url: str, seen: list[Exception]) -> Exception:
     texts = [str(error) or type(error).__name__ for error in seen]
     refused = next((text for text in texts if "authorization" in text.lower()), "")
     text = refused or texts[-1]
     if refused:
         return ConfigError(
-            f"NATS at {url} refused our credentials; check nats.user, password_file, token_file ({text})"
+            f"NATS at {url} refused our credentials; check nats.nkey_file (or nats.user and password_file, token_file,"
+            f" credentials_file), and that this server knows them ({text})"
         )
     return Unavailable(f"no NATS server answers at {url} ({text}); start one with `laneway up`, or set nats.url")

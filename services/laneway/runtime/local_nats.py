@@ -13,11 +13,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from laneway.core.errors import ConfigError
+from laneway.runtime.nats_users import NatsUser, account_block
+from laneway.runtime.rights import Rights
 
 SERVER_NAME = "nats-server"
 START_TIMEOUT_S = 20.0
@@ -37,8 +41,28 @@ def find_nats_server() -> Path:
     return Path(found)
 
 
-def nats_config(store_dir: Path, *, server_name: str = "laneway-local", storage_bytes: int = STORAGE_BYTES) -> str:
-    """A configuration with JetStream in one account, which everybody who connects without credentials is in."""
+@dataclass(frozen=True, slots=True)
+class LocalUsers:
+    """Who may connect, and do what. `anonymous`: without a credential."""
+
+    users: Sequence[NatsUser]
+    anonymous: Rights | None = None
+
+
+EVERYBODY = LocalUsers((), Rights(publish=(">",), subscribe=(">",)))
+
+
+def nats_config(
+    store_dir: Path,
+    *,
+    server_name: str = "laneway-local",
+    storage_bytes: int = STORAGE_BYTES,
+    users: LocalUsers = EVERYBODY,
+) -> str:
+    """A configuration with JetStream in one account. By default everybody may do everything."""
+    accounts = account_block(
+        users.users, storage_bytes=storage_bytes, memory_bytes=MEMORY_BYTES, anonymous=users.anonymous
+    )
     return f"""\
 server_name: {msgspec.json.encode(server_name).decode()}
 jetstream {{
@@ -46,14 +70,7 @@ jetstream {{
   max_file_store: {storage_bytes}
   max_memory_store: {MEMORY_BYTES}
 }}
-accounts {{
-  LANEWAY {{
-    jetstream {{ max_file: {storage_bytes}, max_mem: {MEMORY_BYTES} }}
-    users: [{{ user: local, password: local }}]
-  }}
-}}
-no_auth_user: local
-"""
+{accounts}"""
 
 
 def nats_arguments(
@@ -63,15 +80,15 @@ def nats_arguments(
     ports_file_dir: Path,
     server_name: str = "laneway-local",
     storage_bytes: int = STORAGE_BYTES,
+    users: LocalUsers = EVERYBODY,
     extra: str = "",
 ) -> list[str]:
     """What follows the binary on the command line. Port 0: a free one, which the ports file tells."""
     store_dir.mkdir(parents=True, exist_ok=True)
     ports_file_dir.mkdir(parents=True, exist_ok=True)
     config = store_dir / "nats-server.conf"
-    config.write_text(
-        nats_config(store_dir, server_name=server_name, storage_bytes=storage_bytes) + extra, encoding="utf-8"
-    )
+    text = nats_config(store_dir, server_name=server_name, storage_bytes=storage_bytes, users=users)
+    config.write_text(text + extra, encoding="utf-8")
     port_word = str(port) if port else "-1"
     return ["-c", str(config), "-a", "127.0.0.1", "-p", port_word, "--ports_file_dir", str(ports_file_dir)]
 
@@ -94,12 +111,19 @@ class LocalNats:
     """
 
     def __init__(
-        self, store_dir: Path, *, port: int = 0, storage_bytes: int = STORAGE_BYTES, extra_config: str = ""
+        self,
+        store_dir: Path,
+        *,
+        port: int = 0,
+        storage_bytes: int = STORAGE_BYTES,
+        users: LocalUsers = EVERYBODY,
+        extra_config: str = "",
     ) -> None:
         self.store_dir = store_dir
         self.url = ""
         self._port = port
         self._storage_bytes = storage_bytes
+        self._users = users
         self._extra = extra_config
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -118,6 +142,7 @@ class LocalNats:
             port=self._port,
             ports_file_dir=ports_dir,
             storage_bytes=self._storage_bytes,
+            users=self._users,
             extra=self._extra,
         )
         log_path = self.store_dir / "nats-server.log"

@@ -43,7 +43,7 @@ async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None 
         return made
 
     with metrics.metrics_listener(settings.process.metrics_listen) as metrics_address:
-        bus = await Bus.connect(settings.nats, name=options.worker_id)
+        bus = await Bus.connect(settings.nats, name=options.worker_id, role="worker")
         try:
             worker = Worker(bus, options, engine, tokenizer.token_bytes, clock)
             await worker.run(
