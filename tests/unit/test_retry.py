@@ -90,6 +90,28 @@ def test_never_allows_no_retry_at_all():
         assert not decide(Unavailable(), lane=lane, params=RetryParams.never(), deadline_s=1e9).retry
 
 
+# --- reading on in a job that exists ---------------------------------------------------------------
+
+
+def test_an_outage_is_bounded_by_its_length_and_not_by_attempts_or_the_budget():
+    empty: RetryBudget | None = FULL
+    for _ in range(10):
+        assert empty is not None
+        empty = empty.spend(100.0, PARAMS)
+    assert empty is not None
+    decision = decide(Unavailable(), attempt=1000, budget=empty, draw=0.0, outage_s=59.9)
+    assert (decision.retry, decision.budget) == (True, empty)
+    assert decide(Unavailable(), draw=0.0, outage_s=60.0).reason is RetryReason.OUTAGE
+    assert decide(Unavailable(), draw=0.5, attempt=10, outage_s=57.5).reason is RetryReason.OUTAGE
+    assert decide(Unavailable(), outage_s=0.0, params=RetryParams.never()).reason is RetryReason.OUTAGE
+    assert decide(Unavailable(), draw=0.5, outage_s=0.0, deadline_s=100.05).reason is RetryReason.DEADLINE
+
+
+def test_in_an_outage_the_delay_asked_for_is_kept_and_spread():
+    assert decide(Unavailable(retry_after_s=1.0), draw=0.5, outage_s=0.0).wait_s == pytest.approx(1.1)
+    assert decide(Unavailable(retry_after_s=1.0), draw=0.0, outage_s=0.0).wait_s == 1.0
+
+
 # --- the budget ------------------------------------------------------------------------------------
 
 

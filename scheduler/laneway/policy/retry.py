@@ -4,6 +4,9 @@ One layer retries: the one nearest the caller. Retries are paid from a budget th
 storm of failures adds a fixed share of traffic and not a multiple. A delay that the server asked for is kept to the
 letter; without one, full jitter spreads the attempts. Nothing is retried that has already given a token, that may
 have run without a key to recognise it by, or that could not end in time.
+
+Reading on in a job that exists runs nothing again. It is bounded by the length of the outage and not by attempts, and
+pays from no budget: one read of each stream in some seconds, after a delay that is always jittered, is no storm.
 """
 
 from __future__ import annotations
@@ -38,11 +41,12 @@ class RetryParams:
     deposit: float = 0.1  # retries earned by a first attempt
     floor_per_s: float = 1.0  # retries earned by a second
     expiry_s: int = 10  # whole seconds after which an unused deposit is gone
+    outage_s_max: float = 60.0  # a stream of a job that exists is taken up again through an outage this long
 
     @classmethod
     def never(cls) -> RetryParams:
         """No retries at all."""
-        return cls(attempts_max=dict.fromkeys(Lane, 1))
+        return cls(attempts_max=dict.fromkeys(Lane, 1), outage_s_max=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class RetryReason(StrEnum):
     ATTEMPTS_USED = "ATTEMPTS_USED"
     DEADLINE = "DEADLINE"  # it could not end in time
     BUDGET_EMPTY = "BUDGET_EMPTY"
+    OUTAGE = "OUTAGE"  # nothing was heard of the job for as long as an outage may last
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +112,13 @@ class Attempted:
     """What was tried and how it ended."""
 
     error: LanewayError
-    attempt: int  # the one that failed, from 1
+    attempt: int  # the one that failed, from 1; where only a job is read on, since the last that it gave
     lane: Lane = Lane.PRIORITY
     idempotent: bool = True  # a read, or carries a key by which the server recognises it
     output_started: bool = False
     deadline_s: float | None = None  # on the same clock as `now_s`
     eta_s: float = 0.0  # expected time of the next attempt itself
+    outage_s: float | None = None  # how long nothing was heard; set where the next attempt only reads on in a job
 
 
 def decide_retry(
@@ -120,16 +126,18 @@ def decide_retry(
 ) -> RetryDecision:
     """`now_s` is monotonic; `draw` is uniform in [0, 1). The cheapest "no" comes first, so the budget pays last."""
     wait_s = _wait_s(tried, draw, params)
-    refusal = _refusal(tried, now_s + wait_s, params)
+    refusal = _refusal(tried, now_s, wait_s, params)
     if refusal is not None:
         return RetryDecision(False, 0.0, refusal, budget)
+    if tried.outage_s is not None:
+        return RetryDecision(True, wait_s, RetryReason.RETRY, budget)
     paid = budget.spend(now_s, params)
     if paid is None:
         return RetryDecision(False, 0.0, RetryReason.BUDGET_EMPTY, budget)
     return RetryDecision(True, wait_s, RetryReason.RETRY, paid)
 
 
-def _refusal(tried: Attempted, next_s: float, params: RetryParams) -> RetryReason | None:
+def _refusal(tried: Attempted, now_s: float, wait_s: float, params: RetryParams) -> RetryReason | None:
     error = tried.error
     asked = error.retry_after_s is not None
     if tried.output_started:
@@ -139,9 +147,12 @@ def _refusal(tried: Attempted, next_s: float, params: RetryParams) -> RetryReaso
     # A refusal that names a time stored nothing. Anything else may have been stored before the answer was lost.
     if not tried.idempotent and (not asked or error.reason == "OUTCOME_UNKNOWN"):
         return RetryReason.MAY_HAVE_RUN
-    if tried.attempt >= _attempts_allowed(tried, params):
+    if tried.outage_s is not None:
+        if tried.outage_s + wait_s >= params.outage_s_max:
+            return RetryReason.OUTAGE
+    elif tried.attempt >= _attempts_allowed(tried, params):
         return RetryReason.ATTEMPTS_USED
-    if tried.deadline_s is not None and next_s + tried.eta_s > tried.deadline_s:
+    if tried.deadline_s is not None and now_s + wait_s + tried.eta_s > tried.deadline_s:
         return RetryReason.DEADLINE
     return None
 
@@ -154,9 +165,11 @@ def _attempts_allowed(tried: Attempted, params: RetryParams) -> float:
 
 
 def _wait_s(tried: Attempted, draw: float, params: RetryParams) -> float:
-    """The delay that the server asked for, else full jitter: uniform below a ceiling that doubles."""
-    if tried.error.retry_after_s is not None:
-        return tried.error.retry_after_s
+    """The delay that the server asked for, else full jitter: uniform below a ceiling that doubles. All streams of a
+    door that goes away are told the same delay, so they add the jitter to it."""
     exponent = min(tried.attempt - 1, 32)  # beyond any ceiling; keeps the power finite
     ceiling_s = min(params.backoff_s_max[tried.lane], params.backoff_base_s * params.backoff_factor**exponent)
-    return draw * ceiling_s
+    asked_s = tried.error.retry_after_s
+    if asked_s is None:
+        return draw * ceiling_s
+    return asked_s if tried.outage_s is None else asked_s + draw * ceiling_s

@@ -17,7 +17,7 @@ from laneway.client.channel import Deadline, ServiceConnection, least
 from laneway.client.request import RequestFields, build_spec, lane_of
 from laneway.client.stream import Opening, TokenStream
 from laneway.client.values import Cancelled, Job, Quote, Submitted
-from laneway.core.errors import LanewayError, NotFound
+from laneway.core.errors import DeadlineExceeded, LanewayError, NotFound, Unavailable
 from laneway.core.lanes import JobState, Lane, OnDisconnect
 from laneway.runtime.wire import enums
 from laneway.v1 import admission_pb2, admission_pb2_grpc, task_pb2
@@ -43,8 +43,8 @@ class Client(ServiceConnection):
         """An answer as a stream: `async with client.generate(model="chat", prompt="Hi") as stream`.
 
         Entering waits for the verdict and raises a refusal. `timeout_s` bounds the whole call, waits between attempts
-        included; the job's deadline becomes the earlier of it and the contract's. No attempt begins later than
-        `retry_s_max` after the call; 0: one attempt. Leaving the block ends the call.
+        included; the job's deadline becomes the earlier of it and the contract's. No attempt to run the job begins
+        later than `retry_s_max` after the call; 0: one attempt. Leaving the block ends the call.
         """
         spec, lane = self._spec(request), lane_of(request)
         keys = _Keys(idempotency_key)
@@ -97,7 +97,8 @@ class Client(ServiceConnection):
     def watch(self, job_id: str, *, from_index: int = 0, timeout_s: float | None = None) -> TokenStream:
         """Follows a job from a token index, while it runs or after it ended. Leaving the block never touches the job.
 
-        A lost connection is taken up again where it broke. The end of a job that did not succeed raises its error.
+        A lost connection is taken up again where it broke, until nothing was heard for `RetryParams.outage_s_max`. The
+        end of a job that did not succeed raises its error.
         """
         opening = Opening(
             address=self.address,
@@ -112,20 +113,29 @@ class Client(ServiceConnection):
         return TokenStream(opening, self._retrier, self._surroundings.clock, job_id=job_id, from_index=from_index)
 
     async def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
-        """The job once it has ended, whatever its end; DeadlineExceeded if that takes longer than `timeout_s`."""
+        """The job once it has ended, whatever its end; DeadlineExceeded if that takes longer than `timeout_s`.
+
+        Outlasts a door that is away as watch() does.
+        """
         deadline = Deadline(self._surroundings.clock, timeout_s)
         while True:
             # The job's own end comes as an error too, and its record tells all; NotFound alone is the answer itself.
+            stream = self.watch(job_id, timeout_s=deadline.left_s())
             try:
-                async with self.watch(job_id, timeout_s=deadline.left_s()) as stream:
+                async with stream:
                     await stream.text()
             except NotFound:
                 raise
             except LanewayError:
                 deadline.left_s()
-            job = await self.get_job(job_id, timeout_s=deadline.left_s())
-            if job.state.terminal:
-                return job
+            try:
+                job = await self.get_job(job_id, timeout_s=deadline.left_s())
+                if job.state.terminal:
+                    return job
+            except (Unavailable, DeadlineExceeded):
+                deadline.left_s()
+                if stream.outlasted:
+                    raise
             await self._surroundings.sleep(_WAIT_AGAIN_S)
 
     async def get_job(self, job_id: str, *, timeout_s: float | None = None) -> Job:

@@ -28,6 +28,7 @@ from laneway.runtime.settings import GrpcSettings
 KEEPALIVE_S = 10.0  # the services permit one ping every 5 s (settings: grpc.keepalive_permit_s)
 CALL_S_MAX = 10.0  # of a call with one answer, where the caller names no limit
 RECONNECT_S_MAX = 5.0
+NO_SERVICE = "NO_SERVICE"  # reason of an error: nothing answers at the address
 # In messages of the gRPC library, which has one status for all failures of a connection.
 _NEVER_CONNECTED = ("failed to connect", "DNS resolution failed")
 
@@ -188,7 +189,7 @@ def failure_of(rpc_error: grpc.aio.AioRpcError, address: str) -> LanewayError:
         return error
     facts = {"transport": error.message}
     if any(words in error.message for words in _NEVER_CONNECTED):
-        return Unavailable(f"no service answers at {address}", reason="NO_SERVICE", facts=facts)
+        return Unavailable(f"no service answers at {address}", reason=NO_SERVICE, facts=facts)
     return Unavailable(
         f"the connection to {address} broke: {error.message}",
         reason="CONNECTION_LOST",

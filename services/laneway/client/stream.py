@@ -1,7 +1,8 @@
 """One answer as it arrives: opening it (with retries), its chunks in order, its end and what it took.
 
 Before the first token a failed attempt may be repeated. After it, only what is sound goes on: following the same job
-from the next index. Leaving the block ends the call, which frees the engine unless the contract says keep.
+from the next index, which runs nothing again and is tried for as long as an outage may last. Leaving the block ends
+the call, which frees the engine unless the contract says keep.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import grpc
 import grpc.aio
 
 from laneway.client import decode
-from laneway.client.channel import Deadline, Retrier, failure_of, least
+from laneway.client.channel import NO_SERVICE, Deadline, Retrier, failure_of, least
 from laneway.client.values import Chunk, Finished
 from laneway.core.clock import Clock
-from laneway.core.errors import LanewayError
+from laneway.core.errors import Code, LanewayError
 from laneway.core.job import Verdict
 from laneway.core.lanes import Lane
 from laneway.policy.retry import Attempted
@@ -28,6 +29,7 @@ from laneway.runtime.wire import jobs
 from laneway.v1 import admission_pb2
 
 STATUS_S_MAX = 2.0  # wait for the status after the last event
+STOOD_S = 5.0  # a connection that lived this long had ended the outage, though the job had nothing to say meanwhile
 
 Event = admission_pb2.GenerateResponse | admission_pb2.WatchResponse  # same fields and numbers
 Call = (
@@ -53,7 +55,7 @@ class Opening:
     lane: Lane
     idempotent: bool
     timeout_s: float | None
-    retry_s_max: float | None  # no attempt begins later than this
+    retry_s_max: float | None  # no attempt to run the job begins later than this
 
 
 class Meter:
@@ -92,6 +94,32 @@ class Meter:
         )
 
 
+class Outage:
+    """How long a stream has heard nothing because of failures, and how often it tried. Ends when something is heard."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._opened_s = clock.monotonic()
+        self._began_s: float | None = None
+        self.failures = 0
+
+    def opened(self) -> None:
+        """An attempt begins."""
+        self._opened_s = self._clock.monotonic()
+
+    def heard(self) -> None:
+        self._began_s, self.failures = None, 0
+
+    def failed(self, error: LanewayError) -> float:
+        """An attempt failed: how long the outage has lasted."""
+        now_s = self._clock.monotonic()
+        if now_s - self._opened_s >= STOOD_S and error.reason != NO_SERVICE:
+            self.heard()
+        self._began_s = now_s if self._began_s is None else self._began_s
+        self.failures += 1
+        return now_s - self._began_s
+
+
 class TokenStream:
     """`async with client.generate(...) as stream`, then `async for chunk in stream`, once. For one task at a time."""
 
@@ -100,6 +128,7 @@ class TokenStream:
     ) -> None:
         self.job_id = job_id
         self.verdict: Verdict | None = None  # None when watching a job
+        self.outlasted = False  # the service was away for longer than is waited for
         self._opening = opening
         self._retrier = retrier
         self._clock = clock
@@ -107,6 +136,7 @@ class TokenStream:
         self._next_index: dict[int, int] = {}  # by output
         self._output_started = False
         self._attempt = 1
+        self._outage = Outage(clock)
         self._meter = Meter(clock)
         self._deadline = Deadline(clock, opening.timeout_s)
         self._give_up = Deadline(clock, least(opening.timeout_s, opening.retry_s_max))
@@ -206,16 +236,17 @@ class TokenStream:
     async def _read(self) -> Event:
         """The next event, through as many attempts as the policy allows."""
         while True:
-            assert self._call is not None
+            if self._call is None:
+                raise RuntimeError("a stream is read inside its with-block")
             try:
                 message = await self._call.read()
             except grpc.aio.AioRpcError as rpc_error:
                 error = failure_of(rpc_error, self._opening.address)
-                error.job_id = error.job_id or self.job_id
                 error.__cause__ = rpc_error
                 await self._reopen(error)
                 continue
             if isinstance(message, admission_pb2.GenerateResponse | admission_pb2.WatchResponse):
+                self._outage.heard()
                 return message
             raise BrokenStream("the stream ended without a result", job_id=self.job_id, reason="NO_RESULT")
 
@@ -229,26 +260,40 @@ class TokenStream:
     async def _reopen(self, error: LanewayError) -> None:
         """Begins the next attempt when it is due; raises the error if there is to be none."""
         opening = self._opening
-        # Going on with the same job is not a second run. It needs one answer, and a failure of the connection: a
-        # service that refuses names a time.
-        follow = opening.follow if self._output_started and set(self._next_index) == {0} else None
-        if error.retry_after_s is not None:
-            follow = None
+        outage_s = self._outage.failed(error)
+        follow = self._followable(error)
+        error.job_id = error.job_id or self.job_id
+        if follow is None and not opening.accepts:
+            raise error
+        self.outlasted = follow is not None
         await self._retrier.wait_or_raise(
             Attempted(
                 error,
-                self._attempt,
+                self._attempt if follow is None else self._outage.failures,
                 lane=opening.lane,
                 idempotent=opening.idempotent,
                 output_started=self._output_started and follow is None,
-                deadline_s=self._give_up.at_s,
+                deadline_s=self._give_up.at_s if follow is None else self._deadline.at_s,
+                outage_s=None if follow is None else outage_s,
             )
         )
-        self._attempt += 1
+        self.outlasted = False
+        self._outage.opened()
         if follow is not None:
-            self._call = follow(self.job_id, self._next_index[0], self._deadline.left_s())
+            self._call = follow(self.job_id, self._next_index.get(0, self._from_index), self._deadline.left_s())
         else:
+            self._attempt += 1
             self._call = opening.open(error, self._deadline.left_s())
+
+    def _followable(self, error: LanewayError) -> Callable[[str, int, float | None], Call] | None:
+        """How to go on with the same job after this failure; None where that is not sound or the job has ended.
+
+        Several outputs that have begun cannot be taken up at one index. What a service says of a job by name is the
+        job's own end; its other refusals, and the connection's failures, pass.
+        """
+        known = self.job_id and set(self._next_index) <= {0}
+        ended = error.row.code is not Code.UNAVAILABLE or error.job_id
+        return self._opening.follow if known and not ended else None
 
     def _cancel(self) -> None:
         if self._call is not None:
