@@ -300,6 +300,16 @@ class Bus:
 
     async def api(self, subject: str, body: Mapping[str, object], *, timeout_s: float | None = None) -> dict[str, Any]:
         """A request to $JS.API.<subject>. Raises ApiError, NoStream (nobody serves it), NoAnswer, NotConnected."""
+    def post(self, subject: str, payload: bytes) -> None:
+        """A core message that is sent now or not at all: raises NotConnected where it cannot be."""
+        if not self.nc.is_connected:
+            raise NotConnected
+        self._check_size(payload, None)
+        try:
+            self.nc.post(subject, payload)
+        except nats.errors.Error as error:
+            raise NotConnected(f"publish to {subject}: {error!r}") from error
+
         msg = await self.request(f"$JS.API.{subject}", msgspec.json.encode(body) if body else b"", timeout_s=timeout_s)
         answer: dict[str, Any] = msgspec.json.decode(msg.data)
         error = answer.get("error")

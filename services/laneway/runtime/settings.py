@@ -147,7 +147,6 @@ class WorkerSettings(Section, frozen=True):
     slots: Count = 0  # 0: the pool's
     pull_fallback_s: PositiveSeconds = 0.25
     step_timeout_s: PositiveSeconds = 30.0  # an engine silent for this long with work is hung, and started again
-    outgoing_bytes: Bytes = 8 * MIB  # token messages made and not yet sent; beyond it the oldest are dropped
     engine_options: EngineOptions = EngineOptions()  # for pools whose model entry has none
 
 

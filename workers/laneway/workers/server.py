@@ -74,7 +74,6 @@ def options_of(settings: Settings) -> WorkerOptions:
         step_timeout_s=settings.worker.step_timeout_s,
         retention_s=settings.nats.retention_s,
         drain_s=settings.process.drain_s,
-        outgoing_bytes=settings.worker.outgoing_bytes,
     )
 
 

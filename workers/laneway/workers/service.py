@@ -65,7 +65,6 @@ class WorkerOptions:
     step_timeout_s: float = 30.0
     retention_s: float = 86_400.0
     drain_s: float = 30.0
-    outgoing_bytes: int = 8 * 1024 * 1024
 
 
 class Worker:
@@ -89,7 +88,7 @@ class Worker:
         self._watcher = LeaseWatcher(bus, region, clock)
         self._plans = PlanView(bus, region, clock, lambda plan: self._room_changed())
         self._link = LinkWatch(bus, self._heard_again)
-        self.emitter = Emitter(bus.emit, me, outgoing_bytes_max=options.outgoing_bytes)
+        self.emitter = Emitter(bus.post, me)
         self._dropped = 0  # token messages, as the metric has them
         self.sequences = Sequences(clock, self._look_at_lease, self._stepped)
         self.engine = EngineKeeper(make_engine, self.sequences, clock, self._engine_changed)
@@ -135,7 +134,6 @@ class Worker:
     async def _serve(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
         async with self._tasks:
             background = [
-                self._spawn(self.emitter.run()),
                 self._spawn(self.engine.run()),
                 self._spawn(self.lease.run()),
             ]
