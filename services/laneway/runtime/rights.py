@@ -154,6 +154,7 @@ def _routing(region: str) -> Rights:
         Role.ROUTING,
         publish=(
             *_ACCOUNT,
+            _CLOCK,
             subjects.digest(region),
             subjects.region_control("*"),
             subjects.kv_subject(subjects.plan_bucket(region), "draining"),
@@ -170,24 +171,26 @@ def _routing(region: str) -> Rights:
 
 def _worker(region: str) -> Rights:
     jobs = subjects.jobs_stream(region)
-    (workers,) = _bucket_streams(subjects.workers_bucket(region))
+    workers, plan = _bucket_streams(subjects.workers_bucket(region), subjects.plan_bucket(region))
     return _with_inbox(
         Role.WORKER,
         publish=(
             *_ACCOUNT,
+            _CLOCK,
             subjects.records_of(region),
             subjects.tokens("*"),
             subjects.events(region),
             subjects.kv_subject(subjects.workers_bucket(region), "*"),
             _api("STREAM.INFO", workers),
             _api("STREAM.MSG.GET", jobs),
-            *(_direct(stream) for stream in (jobs, workers)),
+            *(_direct(stream) for stream in (jobs, workers, plan)),
             *(subject for stream in _lane_streams(region) for subject in _pulls(stream)),
         ),
         subscribe=(
             subjects.control("*"),
             subjects.bell(f"lane.{region}.>"),
             subjects.kv_subject(subjects.workers_bucket(region), "*"),
+            subjects.kv_subject(subjects.plan_bucket(region), "plan"),
         ),
     )
 
