@@ -8,6 +8,8 @@
                 print(chunk.text, end="")
         print(stream.finished.usage)
 
+laneway.client.sync has the same for programs without an event loop.
+
 Every error is a LanewayError: `reason`, `field`, `retry_after_s` and `phase` say what to do about it.
 """
 
@@ -61,6 +63,7 @@ from laneway.core.fleet import LanePlan, Plan, PoolPlan
 from laneway.core.job import Contract, JobError, Result, Timings, TokenLogprob, Usage, Verdict
 from laneway.core.lanes import FinishReason, Isolation, JobState, Lane, OnDisconnect, Phase, VerdictKind
 from laneway.policy.retry import RetryParams
+from laneway.runtime.tls import channel_credentials
 
 __all__ = [
     "Aborted",
@@ -126,4 +129,5 @@ __all__ = [
     "Verdict",
     "VerdictKind",
     "Worker",
+    "channel_credentials",
 ]

@@ -1,0 +1,379 @@
+"""The same clients for programs without an event loop: scripts, notebooks, threads.
+
+    from laneway.client.sync import Client
+
+    with Client("127.0.0.1:7070") as client:
+        with client.generate(model="chat", messages=[{"role": "user", "content": "Hi"}]) as stream:
+            for chunk in stream:
+                print(chunk.text, end="")
+        print(stream.finished.usage)
+
+Decides nothing: each method runs the async client's method of the same name on a loop in the background, one thread
+for each client. Names, parameters and words are the async client's, which a test holds. Threads may share a client;
+Ctrl-C ends the call that it interrupts. The values and errors are those of laneway.client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, Unpack
+
+import grpc
+
+from laneway.client import admission, operators, stream
+from laneway.client.background import BackgroundLoop, ClientClosed
+from laneway.client.channel import KEEPALIVE_S, ServiceConnection, Surroundings
+from laneway.client.request import RequestFields
+from laneway.client.values import (
+    Cancelled,
+    Chunk,
+    Explanation,
+    Finished,
+    Job,
+    LaneStatus,
+    Model,
+    Quote,
+    Region,
+    Route,
+    Submitted,
+    Worker,
+)
+from laneway.core.errors import LanewayError
+from laneway.core.fleet import Plan
+from laneway.core.job import Verdict
+from laneway.core.lanes import JobState, Lane
+from laneway.policy.retry import RetryParams
+
+__all__ = ["Client", "ClientClosed", "Items", "RoutingClient", "SchedulerClient", "TokenStream"]
+
+Connection = TypeVar("Connection", bound=ServiceConnection)
+Item = TypeVar("Item")
+
+
+class TokenStream:
+    """`with client.generate(...) as stream`, then `for chunk in stream`, once. For one thread at a time."""
+
+    def __init__(self, background: BackgroundLoop, source: stream.TokenStream) -> None:
+        self._background = background
+        self._source = source
+
+    def __enter__(self) -> Self:
+        """Returns once the job is accepted; raises the refusal."""
+        self._background.run(self._source.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(ClientClosed):  # which ended the call
+            self._background.run(self._source.__aexit__(kind, error, trace))
+
+    @property
+    def job_id(self) -> str:
+        return self._source.job_id
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return self._source.verdict
+
+    @property
+    def outlasted(self) -> bool:
+        return self._source.outlasted
+
+    @property
+    def ended(self) -> bool:
+        """Whether the whole answer was read."""
+        return self._source.ended
+
+    @property
+    def finished(self) -> Finished:
+        """How the answer ended; RuntimeError before its end was read."""
+        return self._source.finished
+
+    @property
+    def started_s(self) -> float:
+        """When generate() was called, on the monotonic clock."""
+        return self._source.started_s
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk:
+        return _given(self._background.run(_next_of(self._source)))
+
+    def text(self) -> str:
+        """The rest of the answer as text. With n > 1 this is the first answer; see texts()."""
+        return self._background.run(self._source.text())
+
+    def texts(self) -> dict[int, str]:
+        """The rest of each of n answers."""
+        return self._background.run(self._source.texts())
+
+
+class Items(Iterator[Item]):
+    """What a list or a watch gives, one after the other. Close it, or leave its with-block, to end the call early."""
+
+    def __init__(self, background: BackgroundLoop, source: AsyncIterator[Item]) -> None:
+        self._background = background
+        self._source = source
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __next__(self) -> Item:
+        return _given(self._background.run(_next_of(self._source)))
+
+    def close(self) -> None:
+        """Ends the call."""
+        with contextlib.suppress(ClientClosed):
+            self._background.run(_close(self._source))
+
+
+class _SyncConnection(Generic[Connection]):
+    """Base of the clients: a context manager around one channel. Threads may share it."""
+
+    _kind: type[Connection]
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        retry_budget: RetryParams | None = None,
+        on_retry: Callable[[LanewayError, float], None] | None = None,
+        keepalive_s: float = KEEPALIVE_S,
+        surroundings: Surroundings | None = None,
+    ) -> None:
+        """`address` is host:port. `token` goes as a bearer token with each call. Without `credentials`, which
+        channel_credentials makes from files, the connection is plain text: for this machine only. `on_retry` hears of
+        each failure that is retried, and the wait in seconds."""
+
+        async def make() -> Connection:  # a channel belongs to the loop in which it is made
+            return self._kind(
+                address,
+                token=token,
+                credentials=credentials,
+                retry_budget=retry_budget,
+                on_retry=on_retry,
+                keepalive_s=keepalive_s,
+                surroundings=surroundings,
+            )
+
+        self.address = address
+        self._background = BackgroundLoop(f"laneway {address}")
+        try:
+            self._client = self._background.run(make())
+        except BaseException:
+            self._background.close(_nothing())
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection and every call on it."""
+        self._background.close(self._client.close())
+
+    def _run(self, call: Coroutine[Any, Any, Item]) -> Item:
+        return self._background.run(call)
+
+    def _items(self, source: AsyncIterator[Item]) -> Items[Item]:
+        return Items(self._background, source)
+
+
+class Client(_SyncConnection[admission.Client]):
+    """Runs jobs. `with Client("127.0.0.1:7070") as client: ...`; one client serves many concurrent calls."""
+
+    _kind = admission.Client
+
+    def generate(
+        self,
+        *,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = None,
+        retry_s_max: float | None = None,
+        **request: Unpack[RequestFields],
+    ) -> TokenStream:
+        """An answer as a stream: `with client.generate(model="chat", prompt="Hi") as stream`.
+
+        Entering waits for the verdict and raises a refusal. `timeout_s` bounds the whole call, waits between attempts
+        included; the job's deadline becomes the earlier of it and the contract's. No attempt to run the job begins
+        later than `retry_s_max` after the call; 0: one attempt. Leaving the block ends the call.
+        """
+        source = self._client.generate(
+            idempotency_key=idempotency_key, timeout_s=timeout_s, retry_s_max=retry_s_max, **request
+        )
+        return TokenStream(self._background, source)
+
+    def submit(
+        self,
+        *,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = None,
+        retry_s_max: float | None = None,
+        **request: Unpack[RequestFields],
+    ) -> Submitted:
+        """Leaves a job whose result is collected later, by watch() or wait(). `timeout_s` bounds only this call;
+        `retry_s_max` as in generate()."""
+        return self._run(
+            self._client.submit(
+                idempotency_key=idempotency_key, timeout_s=timeout_s, retry_s_max=retry_s_max, **request
+            )
+        )
+
+    def watch(self, job_id: str, *, from_index: int = 0, timeout_s: float | None = None) -> TokenStream:
+        """Follows a job from a token index, while it runs or after it ended. Leaving the block never touches the job.
+
+        A lost connection is taken up again where it broke, until nothing was heard for `RetryParams.outage_s_max`. The
+        end of a job that did not succeed raises its error.
+        """
+        return TokenStream(self._background, self._client.watch(job_id, from_index=from_index, timeout_s=timeout_s))
+
+    def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
+        """The job once it has ended, whatever its end; DeadlineExceeded if that takes longer than `timeout_s`.
+
+        Outlasts a door that is away as watch() does.
+        """
+        return self._run(self._client.wait(job_id, timeout_s=timeout_s))
+
+    def get_job(self, job_id: str, *, timeout_s: float | None = None) -> Job:
+        """A job as it stands, with its result if it has one."""
+        return self._run(self._client.get_job(job_id, timeout_s=timeout_s))
+
+    def list_jobs(
+        self,
+        *,
+        lane: Lane | None = None,
+        state: JobState | None = None,
+        labels: Mapping[str, str] | None = None,
+        limit: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Items[Job]:
+        """The caller's jobs, newest first, without results; `timeout_s` bounds each page."""
+        return self._items(
+            self._client.list_jobs(lane=lane, state=state, labels=labels, limit=limit, timeout_s=timeout_s)
+        )
+
+    def cancel(self, job_id: str, *, timeout_s: float | None = None) -> Cancelled:
+        """Cancels a job in any state; the answer tells where that left it."""
+        return self._run(self._client.cancel(job_id, timeout_s=timeout_s))
+
+    def quote(self, *, timeout_s: float | None = None, **request: Unpack[RequestFields]) -> Quote:
+        """What would happen to a request, without running it. A refusal is a quote too."""
+        return self._run(self._client.quote(timeout_s=timeout_s, **request))
+
+
+class SchedulerClient(_SyncConnection[operators.SchedulerClient]):
+    """Workers, lanes, models, the plan, and why a job is where it is."""
+
+    _kind = operators.SchedulerClient
+
+    def get_plan(self, *, timeout_s: float | None = None) -> Plan:
+        return self._run(self._client.get_plan(timeout_s=timeout_s))
+
+    def watch_plan(self, *, timeout_s: float | None = None) -> Items[Plan]:
+        """The current plan, then each new one. Close the iterator (contextlib.closing) to end the call."""
+        return self._items(self._client.watch_plan(timeout_s=timeout_s))
+
+    def list_workers(self, *, pool: str = "", timeout_s: float | None = None) -> Items[Worker]:
+        return self._items(self._client.list_workers(pool=pool, timeout_s=timeout_s))
+
+    def list_lanes(self, *, timeout_s: float | None = None) -> Items[LaneStatus]:
+        return self._items(self._client.list_lanes(timeout_s=timeout_s))
+
+    def list_models(self, *, timeout_s: float | None = None) -> Items[Model]:
+        return self._items(self._client.list_models(timeout_s=timeout_s))
+
+    def explain_job(self, job_id: str, *, timeout_s: float | None = None) -> Explanation:
+        return self._run(self._client.explain_job(job_id, timeout_s=timeout_s))
+
+    def pause_lane(self, lane: Lane, *, timeout_s: float | None = None) -> None:
+        """Stops releases and pulls of a lane; admission goes on to hold."""
+        return self._run(self._client.pause_lane(lane, timeout_s=timeout_s))
+
+    def resume_lane(self, lane: Lane, *, timeout_s: float | None = None) -> None:
+        return self._run(self._client.resume_lane(lane, timeout_s=timeout_s))
+
+    def drain_worker(self, worker_id: str, *, timeout_s: float | None = None) -> None:
+        """Lets a worker (incarnation or name) finish what it runs and take nothing new."""
+        return self._run(self._client.drain_worker(worker_id, timeout_s=timeout_s))
+
+    def undrain_worker(self, worker_id: str, *, timeout_s: float | None = None) -> None:
+        return self._run(self._client.undrain_worker(worker_id, timeout_s=timeout_s))
+
+
+class RoutingClient(_SyncConnection[operators.RoutingClient]):
+    """Regions: what they look like, which one a request should run in, and draining them."""
+
+    _kind = operators.RoutingClient
+
+    def route(
+        self,
+        model: str,
+        *,
+        lane: Lane = Lane.PRIORITY,
+        regions: Sequence[str] = (),
+        prompt_tokens: int = 0,
+        max_tokens: int = 0,
+        timeout_s: float | None = None,
+    ) -> Route:
+        return self._run(
+            self._client.route(
+                model,
+                lane=lane,
+                regions=regions,
+                prompt_tokens=prompt_tokens,
+                max_tokens=max_tokens,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def list_regions(self, *, timeout_s: float | None = None) -> Items[Region]:
+        return self._items(self._client.list_regions(timeout_s=timeout_s))
+
+    def watch_regions(self, *, timeout_s: float | None = None) -> Items[tuple[Region, ...]]:
+        """The current digests, then each change. Close the iterator (contextlib.closing) to end the call."""
+        return self._items(self._client.watch_regions(timeout_s=timeout_s))
+
+    def drain_region(self, region: str, *, timeout_s: float | None = None) -> None:
+        """Keeps new work out of a region; what it accepted goes on."""
+        return self._run(self._client.drain_region(region, timeout_s=timeout_s))
+
+    def undrain_region(self, region: str, *, timeout_s: float | None = None) -> None:
+        return self._run(self._client.undrain_region(region, timeout_s=timeout_s))
+
+
+async def _next_of(source: AsyncIterator[Item]) -> tuple[Item] | None:
+    """The next item, wrapped; None at the end, which no coroutine can tell by StopIteration."""
+    try:
+        return (await anext(source),)
+    except StopAsyncIteration:
+        return None
+
+
+def _given(found: tuple[Item] | None) -> Item:
+    if found is None:
+        raise StopIteration
+    return found[0]
+
+
+async def _close(source: AsyncIterator[Item]) -> None:
+    if isinstance(source, AsyncGenerator):
+        await source.aclose()
+
+
+async def _nothing() -> None:
+    pass
