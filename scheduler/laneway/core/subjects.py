@@ -6,6 +6,7 @@ Caller text never enters a subject: each token was checked or is ours. See docs/
 from __future__ import annotations
 
 from dataclasses import dataclass
+from sys import intern
 
 from laneway.core.ids import is_token
 from laneway.core.lanes import Lane
@@ -133,7 +134,11 @@ class ParkSubject:
         word, region, lane, pool, tenant, not_before, due, cost, group, job = subject.split(".")
         if word != "park":
             raise ValueError(f"not a park subject: {subject}")
-        return cls(region, Lane(lane), pool, tenant, int(not_before), int(due), int(cost), group, job)
+        # What many jobs have in common is kept once: a scheduler holds a million of these.
+        return cls(
+            intern(region), Lane(lane), intern(pool), intern(tenant), int(not_before), int(due), int(cost),
+            intern(group), job,
+        )  # fmt: skip
 
 
 def park_filter(region: str, lane: Lane) -> str:

@@ -1,17 +1,18 @@
 """The parked jobs of a region in the orders that release needs: by latest start, and by tenant with groups together.
 
 Owns only order. Built from park subjects alone, so that a lost scheduler is rebuilt from NATS; knows nothing of fire
-times, records or rooms. Sized for 100,000 jobs: adding and removing cost a binary search and a move of a list's tail
-(tens of microseconds at that size).
+times, records or rooms. Sized for a million jobs: each is one object that all orders share (some 400 bytes in all), and
+taking one in or out costs a binary search and a move within one block, whatever the number of jobs.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from operator import attrgetter
+from typing import Generic, TypeVar
 
 from laneway.core.lanes import Lane
 from laneway.core.subjects import ParkSubject
@@ -20,96 +21,199 @@ from laneway.core.subjects import ParkSubject
 COALESCE_MS: Mapping[Lane, int] = {Lane.DEFERRABLE: 1_000, Lane.BATCH: 30_000}
 DEMAND_GRAIN_MS = 10_000
 STALE_MIN = 1_000  # entries of jobs that left which the sleepers' heap may hold beside as many as there are jobs
+WAKE_MAX = 5_000  # jobs that wake at once, so that a crowd with one not-before does not hold up a look
+BLOCK = 1_000  # jobs of an order that are moved together; a block is split at twice as many
 
 Key = tuple[str, Lane]  # pool, lane
 _Due = tuple[int, str]  # latest start, job
 _Turn = tuple[int, str, int, str]  # grain of the latest start, group, latest start, job
-T = TypeVar("T", _Due, _Turn)
+K = TypeVar("K", _Due, _Turn)
 
-
-@dataclass(slots=True)
-class _Shelf:
-    """The parked jobs of one pool and lane."""
-
-    due: list[_Due] = field(default_factory=list)  # all
-    queues: dict[str, list[_Turn]] = field(default_factory=dict)  # by tenant: those that may be released
-    cost_ms: int = 0
-    demand_ms: dict[int, int] = field(default_factory=dict)  # grain of the latest start -> predicted work
-
-
-@dataclass(slots=True)
-class _Entry:
-    park: ParkSubject
-    wake_ms: int  # asleep until then: not before, or left alone for a while; 0: awake
+_due: Callable[[ParkSubject], _Due] = attrgetter("due_ms", "job")
 
 
 def _turn(park: ParkSubject) -> _Turn:
     return (park.due_ms // COALESCE_MS[park.lane], park.group, park.due_ms, park.job)
 
 
-def _take(items: list[T], item: T) -> None:
-    i = bisect_left(items, item)
-    assert items[i] == item
-    del items[i]
+class _Order(Generic[K]):
+    """Jobs sorted by a key, in blocks. The key of a job is unique and made anew when it is needed: keeping it would
+    cost more memory than the job."""
+
+    __slots__ = ("_blocks", "_count", "_key")
+
+    def __init__(self, key: Callable[[ParkSubject], K]) -> None:
+        self._key: Callable[[ParkSubject], K] = key
+        self._blocks: list[list[ParkSubject]] = []  # none is empty
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[ParkSubject]:
+        for block in self._blocks:
+            yield from block
+
+    def first(self) -> ParkSubject:
+        return self._blocks[0][0]
+
+    def add(self, park: ParkSubject) -> None:
+        self._count += 1
+        if not self._blocks:
+            self._blocks.append([park])
+            return
+        i = self._place(self._key(park))
+        insort(self._blocks[i], park, key=self._key)
+        self._split(i)
+
+    def add_all(self, parks: Iterable[ParkSubject]) -> None:
+        """As add, block by block."""
+        new = sorted(parks, key=self._key)
+        self._count += len(new)
+        if new and not self._blocks:
+            self._blocks.append(new)
+            self._split(0)
+            return
+        start = 0
+        while start < len(new):
+            i = self._place(self._key(new[start]))
+            block = self._blocks[i]
+            last = i == len(self._blocks) - 1
+            end = len(new) if last else bisect_right(new, self._key(block[-1]), lo=start, key=self._key)
+            block += new[start:end]
+            block.sort(key=self._key)
+            self._split(i)
+            start = end
+
+    def remove(self, park: ParkSubject) -> None:
+        key = self._key(park)
+        i = self._place(key)
+        block = self._blocks[i]
+        j = bisect_left(block, key, key=self._key)
+        assert block[j].job == park.job
+        del block[j]
+        self._count -= 1
+        if not block:
+            del self._blocks[i]
+
+    def _place(self, key: K) -> int:
+        """The block that holds this key, or would."""
+        return min(bisect_left(self._blocks, key, key=self._last), len(self._blocks) - 1)
+
+    def _last(self, block: list[ParkSubject]) -> K:
+        key: K = self._key(block[-1])
+        return key
+
+    def _split(self, i: int) -> None:
+        block = self._blocks[i]
+        if len(block) > 2 * BLOCK:
+            self._blocks[i : i + 1] = [block[at : at + BLOCK] for at in range(0, len(block), BLOCK)]
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """The parked jobs of one pool and lane."""
+
+    due: _Order[_Due] = field(default_factory=lambda: _Order(_due))  # all
+    queues: dict[str, _Order[_Turn]] = field(default_factory=dict)  # by tenant: those that may be released
+    cost_ms: int = 0
+    demand_ms: dict[int, int] = field(default_factory=dict)  # grain of the latest start -> predicted work
+
+    def queue(self, tenant: str) -> _Order[_Turn]:
+        found = self.queues.get(tenant)
+        if found is None:
+            found = self.queues[tenant] = _Order(_turn)
+        return found
+
+    def unqueue(self, park: ParkSubject) -> None:
+        queue = self.queues[park.tenant]
+        queue.remove(park)
+        if not queue:
+            del self.queues[park.tenant]
 
 
 class ParkIndex:
     """See the module. Not safe to change while one of its iterators is used."""
 
     def __init__(self, parks: Iterable[ParkSubject] = (), *, now_ms: int = 0) -> None:
-        self._entries: dict[str, _Entry] = {}
+        self._parks: dict[str, ParkSubject] = {}
         self._shelves: dict[Key, _Shelf] = {}
-        self._sleeping: list[tuple[int, str]] = []  # heap; entries that left or woke are skipped
+        self._wakes_ms: dict[str, int] = {}  # who sleeps until then: not before, or left alone for a while
+        self._sleeping: list[tuple[int, str]] = []  # heap of the same; entries that left or woke are skipped
         self.add_all(parks, now_ms=now_ms)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._parks)
 
     def __contains__(self, job: str) -> bool:
-        return job in self._entries
+        return job in self._parks
 
     def get(self, job: str) -> ParkSubject | None:
-        entry = self._entries.get(job)
-        return entry.park if entry else None
+        return self._parks.get(job)
 
     def jobs(self) -> list[str]:
-        return list(self._entries)
+        return list(self._parks)
+
+    def jobs_of(self, lane: Lane) -> set[str]:
+        return {park.job for (_, of), shelf in self._shelves.items() if of is lane for park in shelf.due}
 
     # --- changes ---
 
     def add(self, park: ParkSubject, *, now_ms: int) -> bool:
         """Takes a job in; False if it is known."""
-        if park.job in self._entries:
+        if park.job in self._parks:
             return False
-        insort(self._enter(park, now_ms).due, (park.due_ms, park.job))
+        shelf = self._enter(park)
+        shelf.due.add(park)
+        if park.not_before_ms > now_ms:
+            self._sleep(park.job, park.not_before_ms)
+        else:
+            shelf.queue(park.tenant).add(park)
         return True
 
     def add_all(self, parks: Iterable[ParkSubject], *, now_ms: int) -> int:
         """As add, faster for many; how many were new."""
-        touched: dict[int, _Shelf] = {}
+        due: dict[Key, list[ParkSubject]] = {}
+        queued: dict[tuple[str, Lane, str], list[ParkSubject]] = {}
         new = 0
         for park in parks:
-            if park.job not in self._entries:
-                shelf = self._enter(park, now_ms, ordered=False)
-                shelf.due.append((park.due_ms, park.job))
-                touched[id(shelf)] = shelf
-                new += 1
-        for shelf in touched.values():
-            shelf.due.sort()
-            for queue in shelf.queues.values():
-                queue.sort()
+            if park.job in self._parks:
+                continue
+            new += 1
+            self._enter(park)
+            due.setdefault((park.pool, park.lane), []).append(park)
+            if park.not_before_ms > now_ms:
+                self._sleep(park.job, park.not_before_ms)
+            else:
+                queued.setdefault((park.pool, park.lane, park.tenant), []).append(park)
+        for key, some in due.items():
+            self._shelves[key].due.add_all(some)
+        for (pool, lane, tenant), some in queued.items():
+            self._shelves[pool, lane].queue(tenant).add_all(some)
         return new
 
+    def _enter(self, park: ParkSubject) -> _Shelf:
+        """All of adding but the orders."""
+        shelf = self._shelves.setdefault((park.pool, park.lane), _Shelf())
+        self._parks[park.job] = park
+        shelf.cost_ms += park.cost_ms
+        grain = park.due_ms // DEMAND_GRAIN_MS
+        shelf.demand_ms[grain] = shelf.demand_ms.get(grain, 0) + park.cost_ms
+        return shelf
+
+    def _sleep(self, job: str, until_ms: int) -> None:
+        self._wakes_ms[job] = until_ms
+        heapq.heappush(self._sleeping, (until_ms, job))
+
     def discard(self, job: str) -> ParkSubject | None:
-        entry = self._entries.pop(job, None)
-        if entry is None:
+        park = self._parks.pop(job, None)
+        if park is None:
             return None
-        park = entry.park
         key = (park.pool, park.lane)
         shelf = self._shelves[key]
-        _take(shelf.due, (park.due_ms, job))
-        if not entry.wake_ms:
-            self._unqueue(shelf, park)
+        shelf.due.remove(park)
+        if self._wakes_ms.pop(job, None) is None:
+            shelf.unqueue(park)
         shelf.cost_ms -= park.cost_ms
         grain = park.due_ms // DEMAND_GRAIN_MS
         shelf.demand_ms[grain] -= park.cost_ms
@@ -118,36 +222,33 @@ class ParkIndex:
         if not shelf.due:
             del self._shelves[key]
         # A not-before may be weeks away: without this, every job that was cancelled until then would be remembered.
-        if len(self._sleeping) > 2 * len(self._entries) + STALE_MIN:
+        if len(self._sleeping) > 2 * len(self._parks) + STALE_MIN:
             self._sleeping = [each for each in self._sleeping if self._asleep(*each)]
             heapq.heapify(self._sleeping)
         return park
 
     def _asleep(self, wake_ms: int, job: str) -> bool:
         """Whether an entry of the sleepers' heap still counts."""
-        entry = self._entries.get(job)
-        return entry is not None and entry.wake_ms == wake_ms
+        return self._wakes_ms.get(job) == wake_ms
 
     def leave_alone(self, job: str, until_ms: int) -> None:
         """Keeps a job from being chosen for a while: NATS is about to fire it, or a release failed."""
-        entry = self._entries.get(job)
-        if entry is None:
+        park = self._parks.get(job)
+        if park is None:
             return
-        if not entry.wake_ms:
-            self._unqueue(self._shelves[entry.park.pool, entry.park.lane], entry.park)
-        entry.wake_ms = max(until_ms, entry.park.not_before_ms, 1)
-        heapq.heappush(self._sleeping, (entry.wake_ms, job))
+        if job not in self._wakes_ms:
+            self._shelves[park.pool, park.lane].unqueue(park)
+        self._sleep(job, max(until_ms, park.not_before_ms))
 
     def wake(self, now_ms: int) -> int:
-        """Makes the jobs eligible whose time has come; how many. Call before choosing."""
+        """Makes the jobs eligible whose time has come, at most WAKE_MAX; how many. Call before choosing."""
         woken = 0
-        while self._sleeping and self._sleeping[0][0] <= now_ms:
+        while self._sleeping and self._sleeping[0][0] <= now_ms and woken < WAKE_MAX:
             at, job = heapq.heappop(self._sleeping)
             if self._asleep(at, job):
-                entry = self._entries[job]
-                entry.wake_ms = 0
-                shelf = self._shelves[entry.park.pool, entry.park.lane]
-                insort(shelf.queues.setdefault(entry.park.tenant, []), _turn(entry.park))
+                del self._wakes_ms[job]
+                park = self._parks[job]
+                self._shelves[park.pool, park.lane].queue(park.tenant).add(park)
                 woken += 1
         return woken
 
@@ -157,8 +258,7 @@ class ParkIndex:
     # --- views ---
 
     def awake(self, job: str) -> bool:
-        entry = self._entries.get(job)
-        return entry is not None and not entry.wake_ms
+        return job in self._parks and job not in self._wakes_ms
 
     def pools(self) -> set[str]:
         return {pool for pool, _ in self._shelves}
@@ -174,15 +274,15 @@ class ParkIndex:
 
     def next_due_ms(self, pool: str, lane: Lane) -> int | None:
         shelf = self._shelves.get((pool, lane))
-        return shelf.due[0][0] if shelf else None
+        return shelf.due.first().due_ms if shelf else None
 
     def by_due(self, pool: str, lanes: Iterable[Lane], until_ms: int | None = None) -> Iterator[ParkSubject]:
         """Jobs of some lanes in the order of their latest starts, sleeping ones too, up to and with `until_ms`."""
         shelves = [self._shelves[pool, lane].due for lane in lanes if (pool, lane) in self._shelves]
-        for due_ms, job in heapq.merge(*shelves):
-            if until_ms is not None and due_ms > until_ms:
+        for park in heapq.merge(*shelves, key=_due):
+            if until_ms is not None and park.due_ms > until_ms:
                 return
-            yield self._entries[job].park
+            yield park
 
     def tenants(self, pool: str, lane: Lane) -> Sequence[str]:
         """Tenants that have a job which may be released."""
@@ -191,8 +291,7 @@ class ParkIndex:
 
     def queue(self, pool: str, lane: Lane, tenant: str) -> Iterator[ParkSubject]:
         """A tenant's jobs that may be released, in the order of release."""
-        for turn in self._shelves[pool, lane].queues[tenant]:
-            yield self._entries[turn[3]].park
+        return iter(self._shelves[pool, lane].queues[tenant])
 
     def demand(self, pool: str, lanes: Iterable[Lane]) -> list[tuple[float, float]]:
         """(latest start in Unix seconds, device-seconds due then), earliest first, to a grain of 10 s."""
@@ -202,28 +301,3 @@ class ParkIndex:
             for grain, cost_ms in shelf.demand_ms.items() if shelf else ():
                 sums[grain] = sums.get(grain, 0) + cost_ms
         return [((grain + 1) * DEMAND_GRAIN_MS / 1000.0, sums[grain] / 1000.0) for grain in sorted(sums)]
-
-    # --- helpers ---
-
-    def _enter(self, park: ParkSubject, now_ms: int, *, ordered: bool = True) -> _Shelf:
-        """All of adding but the order by latest start."""
-        shelf = self._shelves.setdefault((park.pool, park.lane), _Shelf())
-        asleep = park.not_before_ms > now_ms
-        self._entries[park.job] = _Entry(park, park.not_before_ms if asleep else 0)
-        if asleep:
-            heapq.heappush(self._sleeping, (park.not_before_ms, park.job))
-        elif ordered:
-            insort(shelf.queues.setdefault(park.tenant, []), _turn(park))
-        else:
-            shelf.queues.setdefault(park.tenant, []).append(_turn(park))
-        shelf.cost_ms += park.cost_ms
-        grain = park.due_ms // DEMAND_GRAIN_MS
-        shelf.demand_ms[grain] = shelf.demand_ms.get(grain, 0) + park.cost_ms
-        return shelf
-
-    @staticmethod
-    def _unqueue(shelf: _Shelf, park: ParkSubject) -> None:
-        queue = shelf.queues[park.tenant]
-        _take(queue, _turn(park))
-        if not queue:
-            del shelf.queues[park.tenant]

@@ -18,15 +18,16 @@ from nats.aio.msg import Msg
 from laneway.core import subjects
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
+from laneway.core.errors import ConfigError, Unavailable
 from laneway.core.fleet import Plan
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.policy.release import ReleaseParams
 from laneway.runtime import metrics
-from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.bus import Bus, BusError, NotConnected
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.records import RecordStore
-from laneway.runtime.settings import Settings
+from laneway.runtime.settings import NatsSettings, Settings
 from laneway.runtime.wire.records import UnreadableMessage, decode_lease
 from laneway.scheduler.decisions import DecisionLog
 from laneway.scheduler.leader import Leadership
@@ -82,7 +83,7 @@ class Lead:
             look_s=own.plan_interval_s,
             weights={Lane.DEFERRABLE: policy.deferrable_weight, Lane.BATCH: policy.batch_weight},
         )
-        self.parking = Parking(bus, region, clock, look_now.set)
+        self.parking = Parking(bus, region, clock, look_now.set, lambda: _connected(settings.nats, f"{bus.name}-lists"))
         self.releaser = Releaser(lanes, self.parking, decisions, clock, params, may_act, released)
         self.planner = Planner(bus, region, catalogue, lanes, leases, clock, valid_s=own.plan_valid_s)
         self.sweeper = Sweeper(
@@ -203,3 +204,16 @@ class Lead:
     def _desired_samples(self) -> list[metrics.Sample]:
         plan = self.plan
         return [({"pool": pool.pool}, float(pool.desired_workers)) for pool in (plan.pools if plan else ())]
+
+
+@asynccontextmanager
+async def _connected(settings: NatsSettings, name: str) -> AsyncIterator[Bus]:
+    """One more connection for a while. Raises a BusError."""
+    try:
+        bus = await Bus.connect(settings, name=name)
+    except (Unavailable, ConfigError) as error:
+        raise NotConnected(str(error)) from error
+    try:
+        yield bus
+    finally:
+        await bus.close()

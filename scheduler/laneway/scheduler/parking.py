@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 
 import structlog
 from nats.aio.msg import Msg
@@ -22,23 +22,34 @@ from laneway.policy.parked import ParkIndex
 from laneway.policy.plan import Depth
 from laneway.runtime.bells import Bell
 from laneway.runtime.bus import Bus
-from laneway.runtime.reading import subject_list
+from laneway.runtime.reading import subject_pages
 
-CHUNK = 20_000  # subjects taken in without letting go of the loop
+CHUNK = 5_000  # subjects taken in without letting go of the loop
 NEWCOMERS_MAX = 1_000  # between two looks; only these get a line in the decision log
 
 _log = structlog.get_logger(__name__)
 
 
 class Parking:
-    """The index, and the means to keep it. `changed` is called for what was parked; a ready message needs no look."""
+    """The index, and the means to keep it. `changed` is called for what was parked; a ready message needs no look.
 
-    def __init__(self, bus: Bus, region: str, clock: Clock, changed: Callable[[], None]) -> None:
+    `listing` gives a connection for lists of subjects: the server answers nothing else on it while it makes one.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        region: str,
+        clock: Clock,
+        changed: Callable[[], None],
+        listing: Callable[[], AbstractAsyncContextManager[Bus]] | None = None,
+    ) -> None:
         self.index = ParkIndex()
         self._bus = bus
         self._region = region
         self._clock = clock
         self._changed = changed
+        self._listing = listing or (lambda: nullcontext(bus))
         self._newcomers: list[str] = []
         self._gone: set[str] | None = None  # what left while a listing is under way
         self._suspect: set[Lane] = set()
@@ -57,9 +68,10 @@ class Parking:
             await stack.enter_async_context(Bell.parked(self._bus, self._region, self._parked))
             subscription = await self._bus.listen(subjects.bell(f"lane.{self._region}.>"), ready)
             stack.push_async_callback(self._bus.unsubscribe, subscription)
+            began_s = self._clock.monotonic()
             for lane in PARKING_LANES:
                 await self._list(lane)
-            _log.info("park_index_built", jobs=len(self.index))
+            _log.info("park_index_built", jobs=len(self.index), took_s=round(self._clock.monotonic() - began_s, 3))
             yield
 
     def forget(self, job: str) -> ParkSubject | None:
@@ -94,28 +106,34 @@ class Parking:
 
     async def _list(self, lane: Lane) -> None:
         """Makes the index of one lane what the subjects say. What comes or goes meanwhile is known from the bells."""
-        before = [job for job in self.index.jobs() if (park := self.index.get(job)) and park.lane is lane]
+        lost = self.index.jobs_of(lane)  # until they are found
+        mending = bool(lost)
         self._gone = gone = set[str]()
-        present: set[str] = set()
         new = 0
         try:
             wanted = subjects.park_filter(self._region, lane)
-            found = await subject_list(self._bus, subjects.lane_stream(self._region, lane), wanted)
-            for start in range(0, len(found), CHUNK):
-                await asyncio.sleep(0)  # bells that are already here come first, and the term must be renewed
-                parks = [park for each in found[start : start + CHUNK] if (park := _parse(each))]
-                present.update(park.job for park in parks)
-                new += self._add([park for park in parks if park.job not in gone and park.job not in self.index])
+            async with (
+                self._listing() as bus,
+                aclosing(subject_pages(bus, subjects.lane_stream(self._region, lane), wanted)) as pages,
+            ):
+                async for page in pages:
+                    for start in range(0, len(page), CHUNK):
+                        await asyncio.sleep(0)  # bells that are already here come first; the term must be renewed
+                        parks = [park for each in page[start : start + CHUNK] if (park := _parse(each))]
+                        lost.difference_update([park.job for park in parks])
+                        new += self._add([park for park in parks if park.job not in gone])
         finally:
             self._gone = None
-        lost = [job for job in before if job not in present and self.index.discard(job)]
-        if before and (lost or new):
-            _log.info("park_index_mended", lane=lane.value, added=new, removed=len(lost))
+        removed = sum(self.index.discard(job) is not None for job in lost)
+        if mending and (removed or new):
+            _log.info("park_index_mended", lane=lane.value, added=new, removed=removed)
         if new:
             self._changed()
 
     def _add(self, parks: list[ParkSubject]) -> int:
-        self._newcomers += [park.job for park in parks[: NEWCOMERS_MAX - len(self._newcomers)]]
+        self._newcomers += [
+            park.job for park in parks[: NEWCOMERS_MAX - len(self._newcomers)] if park.job not in self.index
+        ]
         return self.index.add_all(parks, now_ms=self._now_ms())
 
     def _parked(self, park: ParkSubject) -> None:

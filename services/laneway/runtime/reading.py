@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 from laneway.runtime.bus import ApiError, Bus, NoAnswer
 from laneway.runtime.bus_errors import ERR_MESSAGE_NOT_FOUND
 from laneway.runtime.headers import DESCRIPTION, SEQUENCE, STATUS
 
-LIST_TIMEOUT_S = 30.0  # a million subjects take 8 s
+LIST_TIMEOUT_S = 30.0  # a page of a million subjects takes 1.3 s
+PAGE_OVERLAP = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,27 @@ def _header_lines(encoded: str) -> dict[str, str]:
 
 
 async def subject_list(bus: Bus, stream: str, subject_filter: str) -> list[str]:
-    """All subjects of a stream that match the filter and hold a message, in pages as the server gives them."""
+    """All subjects of a stream that match the filter and hold a message."""
     found: dict[str, None] = {}
+    async for page in subject_pages(bus, stream, subject_filter):
+        found.update(dict.fromkeys(page))
+    return list(found)
+
+
+async def subject_pages(bus: Bus, stream: str, subject_filter: str) -> AsyncGenerator[list[str], None]:
+    """As subject_list, in the order of subjects and in pages as the server gives them (100,000 each).
+
+    Pages overlap: a subject that comes or goes meanwhile moves the others, and up to PAGE_OVERLAP of them may go while
+    a page is made without hiding one. The server works on every matching subject for each page (1.3 s at a million),
+    and answers nothing else on this connection meanwhile: where there may be many, use a connection of its own.
+    """
     offset = 0
     while True:
         body = {"subjects_filter": subject_filter, "offset": offset}
         answer = await bus.api(f"STREAM.INFO.{stream}", body, timeout_s=LIST_TIMEOUT_S)
-        page = answer["state"].get("subjects") or {}
-        found.update(dict.fromkeys(page))
-        offset += len(page)
-        if not page or offset >= answer.get("total", 0):
-            return list(found)
+        page = list(answer["state"].get("subjects") or ())
+        if page:
+            yield page
+        if not page or offset + len(page) >= answer.get("total", 0):
+            return
+        offset += max(1, len(page) - PAGE_OVERLAP)
