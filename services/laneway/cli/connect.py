@@ -14,6 +14,8 @@ from laneway.cli.endpoint import address_of
 from laneway.core.errors import ConfigError, LanewayError, Unavailable
 
 if TYPE_CHECKING:
+    import grpc
+
     from laneway.client import Client, RoutingClient, SchedulerClient
 
 SAID_WAIT_S = 1.0  # a wait that a person would wonder about
@@ -44,7 +46,8 @@ TimeoutOption = Annotated[float | None, typer.Option("--timeout", min=0.001, hel
 async def admission(given: str | None, token_file: Path | None) -> AsyncIterator[Client]:
     from laneway.client import Client
 
-    async with Client(address_of("admission", given), token=_token(token_file), on_retry=_say_retry) as client:
+    address, token, credentials = address_of("admission", given), _token(token_file), _credentials()
+    async with Client(address, token=token, credentials=credentials, on_retry=_say_retry) as client:
         with _hint("LANEWAY_ADDRESS"):
             yield client
 
@@ -53,7 +56,8 @@ async def admission(given: str | None, token_file: Path | None) -> AsyncIterator
 async def scheduler(given: str | None, token_file: Path | None) -> AsyncIterator[SchedulerClient]:
     from laneway.client import SchedulerClient
 
-    async with SchedulerClient(address_of("scheduler", given), token=_token(token_file), on_retry=_say_retry) as client:
+    address, token, credentials = address_of("scheduler", given), _token(token_file), _credentials()
+    async with SchedulerClient(address, token=token, credentials=credentials, on_retry=_say_retry) as client:
         with _hint("LANEWAY_SCHEDULER_ADDRESS"):
             yield client
 
@@ -62,7 +66,8 @@ async def scheduler(given: str | None, token_file: Path | None) -> AsyncIterator
 async def routing(given: str | None, token_file: Path | None) -> AsyncIterator[RoutingClient]:
     from laneway.client import RoutingClient
 
-    async with RoutingClient(address_of("routing", given), token=_token(token_file), on_retry=_say_retry) as client:
+    address, token, credentials = address_of("routing", given), _token(token_file), _credentials()
+    async with RoutingClient(address, token=token, credentials=credentials, on_retry=_say_retry) as client:
         with _hint("LANEWAY_ROUTING_ADDRESS"):
             yield client
 
@@ -77,6 +82,14 @@ def _hint(variable: str) -> Iterator[None]:
             mend = f"start a stack with: laneway up; or name another address with --address or {variable}"
             raise Unavailable(f"{error.message}; {mend}", reason=error.reason, job_id=error.job_id) from error
         raise
+
+
+def _credentials() -> grpc.ChannelCredentials | None:
+    """TLS, where the settings of this directory or LANEWAY_GRPC__TLS_CA_FILE say whom to trust."""
+    from laneway.runtime.settings import load_settings
+    from laneway.runtime.tls import client_credentials
+
+    return client_credentials(load_settings().grpc)
 
 
 def _say_retry(error: LanewayError, wait_s: float) -> None:

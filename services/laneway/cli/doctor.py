@@ -24,7 +24,7 @@ from laneway.cli.serve import ConfigOption, SetOption, flags_of
 from laneway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from laneway.runtime.settings import Settings
+    from laneway.runtime.settings import GrpcSettings, Settings
 
 NATS_VERSION_MIN = (2, 15)
 CONNECT_S_MAX = 1.0
@@ -159,10 +159,10 @@ def check_services(settings: Settings, running: Endpoint | None) -> Iterator[Fin
     listens = (settings.admission.listen, settings.scheduler.listen, settings.routing.listen)
     for service, listen in zip(SERVICES, listens, strict=True):
         address = str(getattr(running, service)) if running else listen
-        yield _service(service, address, expected=running is not None)
+        yield _service(service, address, settings.grpc, expected=running is not None)
 
 
-def _service(service: str, address: str, *, expected: bool) -> Finding:
+def _service(service: str, address: str, tls: GrpcSettings, *, expected: bool) -> Finding:
     """Healthy, absent, or something else on its port."""
     import grpc
     from grpc_health.v1 import health_pb2
@@ -173,7 +173,14 @@ def _service(service: str, address: str, *, expected: bool) -> Finding:
     except (OSError, ValueError):
         level = Level.BROKEN if expected else Level.NOTE
         return Finding(level, f"{service} does not run at {address}; the port is free", "laneway up")
-    with grpc.insecure_channel(address) as channel:
+    from laneway.runtime.tls import client_credentials, handshake_failure
+
+    try:
+        credentials = client_credentials(tls)
+    except ConfigError as error:
+        return Finding(Level.BROKEN, f"settings: {error}", "correct it; see: laneway config show grpc")
+    made = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
+    with made as channel:
         check = channel.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
@@ -181,7 +188,9 @@ def _service(service: str, address: str, *, expected: bool) -> Finding:
         )
         try:
             answer = check(health_pb2.HealthCheckRequest(), timeout=HEALTH_S_MAX)
-        except grpc.RpcError:
+        except grpc.RpcError as error:
+            if credentials and (why := handshake_failure("grpc", f"{service} at {address}", str(error))):
+                return Finding(Level.BROKEN, why, "laneway config show grpc")
             mend = f"stop it, or listen elsewhere: --set {service}.listen=127.0.0.1:0"
             return Finding(Level.BROKEN, f"{address} is taken by something that is not {service}", mend)
     if answer.status == health_pb2.HealthCheckResponse.SERVING:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from laneway.cli import config, jobs, operate, serve
+from laneway.cli.certs import certs
 from laneway.cli.doctor import doctor
 from laneway.cli.secrets import secrets
 from laneway.cli.up import up
@@ -75,7 +76,7 @@ app.add_typer(operate.models_app, name="models", rich_help_panel=OPERATING)
 
 app.add_typer(operate.regions_app, name="regions", rich_help_panel=OPERATING)
 
-for serving in (serve.admission, serve.scheduler, serve.routing, serve.worker, serve.provision, secrets):
+for serving in (serve.admission, serve.scheduler, serve.routing, serve.worker, serve.provision, secrets, certs):
     app.command(rich_help_panel=SERVING)(serving)
 
 

@@ -7,7 +7,7 @@ that a tenant can be added or a new release's rights taken over by running the c
 from __future__ import annotations
 
 import hashlib
-import os
+import json
 import secrets as random_bytes
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from laneway.cli import private_files
 from laneway.cli.console import EXIT_USAGE, fail
 from laneway.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from laneway.runtime.nats_users import NatsUser
 
+SERVICE_HOSTS = ("admission", "scheduler", "routing")  # as containers call them
 OPERATOR_TENANT = "operator"
 NATS_FILE_BYTES = 8 * 1024**3
 NATS_MEMORY_BYTES = 256 * 1024**2
@@ -40,12 +42,18 @@ def secrets(
     seen_as: Annotated[
         str, typer.Option("--seen-as", help="Where NATS and the services see DIR, as in a container; else its path.")
     ] = "",
-    tls: Annotated[
-        bool, typer.Option("--tls", help="Make certificates too (laneway certs), and have NATS ask.")
-    ] = False,
     nats_host: Annotated[
         list[str] | None, typer.Option("--nats-host", help="Name that NATS' certificate is for; repeatable.")
     ] = None,
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="A service, by the name it is called by; repeatable.")
+    ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Make certificates too, as `laneway certs` does, and have NATS speak TLS.")
+    ] = False,
+    mutual_tls: Annotated[
+        bool, typer.Option("--mutual-tls", help="As --tls, and NATS asks who connects for a certificate.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Make new keys and tokens; the present ones end.")] = False,
 ) -> None:
     """Make the NATS users, tokens and configuration of a region. Safe to repeat: what is secret is kept."""
@@ -55,8 +63,10 @@ def secrets(
         nats_listen=nats_listen,
         nats_store=nats_store,
         seen_as=seen_as,
-        tls=tls,
+        tls=tls or mutual_tls,
+        mutual_tls=mutual_tls,
         nats_hosts=tuple(nats_host or ()),
+        hosts=tuple(host or SERVICE_HOSTS),
     )
     try:
         made = make_secrets(folder, wanted, force=force)
@@ -74,21 +84,26 @@ class SecretsOptions:
     nats_store: str = "/data"
     seen_as: str = ""
     tls: bool = False
+    mutual_tls: bool = False
     nats_hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = SERVICE_HOSTS
 
 
 def make_secrets(folder: Path, options: SecretsOptions, *, force: bool = False) -> list[Path]:
     """Writes the folder; returns its files. ConfigError where a name is none, or a kept file is not what it should."""
-    from laneway.core.ids import check_token
+    from laneway.core.ids import is_token
 
-    check_token(options.region, "--region")
-    for tenant in options.tenants:
-        check_token(tenant, "--tenant")
-    _folder(folder)
+    for option, name in (("--region", options.region), *(("--tenant", tenant) for tenant in options.tenants)):
+        if not is_token(name):
+            raise ConfigError(f"{option} {name!r}: a name is 1 to 64 of A-Z a-z 0-9 _ -")
+    if OPERATOR_TENANT in options.tenants:
+        raise ConfigError(f"--tenant {OPERATOR_TENANT}: operators' own token has that name")
+    private_files.make_folder(folder)
+    certificates = _certificates(folder, options, force=force) if options.tls else ""
     users = make_nkeys(folder / "nkeys", options.region, options.tenants, force=force)
     tokens = _tokens(folder / "tokens", options.tenants, force=force)
-    _write(folder / "tokens.toml", tokens)
-    _write(folder / "nats.conf", _nats_config(options, users))
+    private_files.write(folder / "tokens.toml", tokens)
+    private_files.write(folder / "nats.conf", _nats_config(options, users, certificates))
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -97,7 +112,7 @@ def make_nkeys(folder: Path, region: str, tenants: Sequence[str], *, force: bool
     from laneway.runtime.nats_users import NatsUser, new_seed, public_key
     from laneway.runtime.rights import SERVICES, Role, producer_name, producer_rights, service_rights
 
-    _folder(folder)
+    private_files.make_folder(folder)
     wanted = {role.value: service_rights(role, region) for role in (*SERVICES, Role.OPERATOR)}
     wanted |= {producer_name(tenant): producer_rights(region, tenant) for tenant in tenants}
     users = []
@@ -113,7 +128,7 @@ def make_nkeys(folder: Path, region: str, tenants: Sequence[str], *, force: bool
 
 def _tokens(folder: Path, tenants: Sequence[str], *, force: bool) -> str:
     """A token for each tenant and one for operators; returns the tokens file, which holds only their sums."""
-    _folder(folder)
+    private_files.make_folder(folder)
     text = "# Who may call the services. The tokens themselves are in tokens/.\n"
     for tenant in (*tenants, OPERATOR_TENANT):
         token = _kept(folder / f"{tenant}.token", random_bytes.token_urlsafe(32) + "\n", force).strip()
@@ -123,46 +138,44 @@ def _tokens(folder: Path, tenants: Sequence[str], *, force: bool) -> str:
     return text
 
 
-def _nats_config(options: SecretsOptions, users: Sequence[NatsUser]) -> str:
-    import msgspec
+def _certificates(folder: Path, options: SecretsOptions, *, force: bool) -> str:
+    """Certificates of NATS, of the services, and of all that connect; returns what NATS' configuration says of them."""
+    from laneway.cli.certs import make_certs
+    from laneway.runtime.rights import SERVICES, Role, producer_name
 
+    nats = options.nats_hosts or ("localhost",)
+    clients = [*(role.value for role in (*SERVICES, Role.OPERATOR)), *map(producer_name, options.tenants)]
+    make_certs(folder / "certs", hosts=[",".join(nats), *options.hosts], clients=clients, force=force)
+    seen_as = f"{options.seen_as or folder.absolute()}/certs"
+    lines = {
+        "cert_file": f"{seen_as}/{nats[0]}.pem",
+        "key_file": f"{seen_as}/{nats[0]}.key",
+        "ca_file": f"{seen_as}/ca.pem",
+    }
+    text = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in lines.items())
+    return f"tls {{\n{text}{'  verify: true' + chr(10) if options.mutual_tls else ''}}}\n"
+
+
+def _nats_config(options: SecretsOptions, users: Sequence[NatsUser], certificates: str) -> str:
     from laneway.runtime.nats_users import account_block
 
     accounts = account_block(users, storage_bytes=NATS_FILE_BYTES, memory_bytes=NATS_MEMORY_BYTES)
     return f"""\
 # Made by `laneway secrets`; run it again rather than change this.
-server_name: {msgspec.json.encode(f"laneway-{options.region}").decode()}
+server_name: {json.dumps(f"laneway-{options.region}")}
 listen: {options.nats_listen}
 http: 127.0.0.1:8222
 jetstream {{
-  store_dir: {msgspec.json.encode(options.nats_store).decode()}
+  store_dir: {json.dumps(options.nats_store)}
   max_file_store: {NATS_FILE_BYTES}
   max_memory_store: {NATS_MEMORY_BYTES}
 }}
-{accounts}"""
-
-
-def _folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.chmod(0o700)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be made a folder of one's own: {error.strerror}") from None
+{certificates}{accounts}"""
 
 
 def _kept(path: Path, new: str, force: bool) -> str:
     """What the file holds; written first where it is not there, or by force."""
     if path.exists() and not force:
         return path.read_text(encoding="utf-8")
-    _write(path, new)
+    private_files.write(path, new)
     return new
-
-
-def _write(path: Path, text: str) -> None:
-    """All or nothing, readable by its owner alone from the first byte."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    partial.replace(path)

@@ -24,6 +24,7 @@ from laneway.runtime.clock import SystemClock
 from laneway.runtime.grpc_errors import DETAILS_KEY, from_rpc_error
 from laneway.runtime.grpc_options import Options
 from laneway.runtime.settings import GrpcSettings
+from laneway.runtime.tls import handshake_failure
 
 KEEPALIVE_S = 10.0  # the services permit one ping every 5 s (settings: grpc.keepalive_permit_s)
 CALL_S_MAX = 10.0  # of a call with one answer, where the caller names no limit
@@ -111,9 +112,9 @@ class ServiceConnection:
         keepalive_s: float = KEEPALIVE_S,
         surroundings: Surroundings | None = None,
     ) -> None:
-        """`address` is host:port. `token` goes as a bearer token with each call. Without `credentials` the connection
-        is plain text: for this machine only. `on_retry` hears of each failure that is retried, and the wait in
-        seconds."""
+        """`address` is host:port. `token` goes as a bearer token with each call. Without `credentials`, which
+        channel_credentials makes from files, the connection is plain text: for this machine only. `on_retry` hears of
+        each failure that is retried, and the wait in seconds."""
         if not address or "://" in address:
             raise ConfigError(f"address must be host:port, not {address!r}")
         self.address = address
@@ -188,6 +189,8 @@ def failure_of(rpc_error: grpc.aio.AioRpcError, address: str) -> LanewayError:
     if spoken or rpc_error.code() is not grpc.StatusCode.UNAVAILABLE:
         return error
     facts = {"transport": error.message}
+    if why := handshake_failure("grpc", f"the service at {address}", error.message):
+        return Unavailable(why, reason="TLS_FAILED", facts=facts)
     if any(words in error.message for words in _NEVER_CONNECTED):
         return Unavailable(f"no service answers at {address}", reason=NO_SERVICE, facts=facts)
     return Unavailable(

@@ -28,18 +28,21 @@ from laneway.runtime.bus_errors import (
     NoAnswer,
     NoStream,
     NotConnected,
+    NotPermitted,
     OutOfStorage,
     PayloadTooLarge,
     PublishUnknown,
     StreamFull,
     WrongSequence,
     publish_error,
+    refused_act,
 )
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.connecting import SafeClient, connect_failure, nkey_seed, redial, secret
 from laneway.runtime.requests import Handler, Requests, listen
 from laneway.runtime.rights import inbox_prefix
 from laneway.runtime.settings import NatsSettings
+from laneway.runtime.tls import nats_context
 
 __all__ = [
     "ApiError",
@@ -48,6 +51,7 @@ __all__ = [
     "NoAnswer",
     "NoStream",
     "NotConnected",
+    "NotPermitted",
     "OutOfStorage",
     "PayloadTooLarge",
     "PublishUnknown",
@@ -99,6 +103,7 @@ class Bus:
         self._timeout_s = timeout_s
         self.reconnects = 0
         self._requests: Requests
+        self._deaf_to: set[str] = set()  # subjects whose subscription was refused, until its caller is told
         self._up = asyncio.Event()
         self._reconnect_callbacks: list[Callable[[], None]] = []
         self._disconnect_callbacks: list[Callable[[], None]] = []
@@ -113,7 +118,7 @@ class Bus:
         """
         client = SafeClient()
         bus = cls(client, name, settings.request_timeout_s)
-        seed = nkey_seed(settings.nkey_file)
+        seed, tls = nkey_seed(settings.nkey_file), nats_context(settings)
         seen: list[Exception] = []
 
         async def on_error(error: Exception) -> None:
@@ -141,6 +146,7 @@ class Bus:
                     token=secret(settings.token_file, "nats.token_file") or None,
                     user_credentials=settings.credentials_file or None,
                     nkeys_seed_str=seed or None,
+                    tls=tls,
                 )
         except (TimeoutError, OSError, nats.errors.Error) as error:
             bus._closing = True
@@ -204,10 +210,20 @@ class Bus:
 
     def _failed(self, error: Exception) -> None:
         _errors.inc()
+        refused = refused_act(error)
+        if refused is not None:
+            self._refuse(*refused)
         if not self._closing:
             # Of a first connection the caller is told, with the reason.
             level = logging.DEBUG if self._connecting else logging.WARNING
             _log.log(level, "bus_error", bus=self.name, error=str(error) or type(error).__name__)
+
+    def _refuse(self, kind: str, subject: str) -> None:
+        """Whoever waits for it learns at once what else would show as a silence."""
+        if kind == "subscription":
+            self._deaf_to.add(subject)
+        elif hasattr(self, "_requests"):
+            self._requests.refuse(subject, lambda: NotPermitted(f"publish to {subject}"))
 
     async def _disconnected(self) -> None:
         self._up.clear()
@@ -284,6 +300,16 @@ class Bus:
         except nats.errors.Error as error:
             raise NotConnected(f"publish to {subject}: {error!r}") from error
 
+    def post(self, subject: str, payload: bytes) -> None:
+        """A core message that is sent now or not at all: raises NotConnected where it cannot be."""
+        if not self.nc.is_connected:
+            raise NotConnected
+        self._check_size(payload, None)
+        try:
+            self.nc.post(subject, payload)
+        except nats.errors.Error as error:
+            raise NotConnected(f"publish to {subject}: {error!r}") from error
+
     @property
     def payload_bytes_max(self) -> int:
         """Most bytes of payload and headers that may be published."""
@@ -300,16 +326,6 @@ class Bus:
 
     async def api(self, subject: str, body: Mapping[str, object], *, timeout_s: float | None = None) -> dict[str, Any]:
         """A request to $JS.API.<subject>. Raises ApiError, NoStream (nobody serves it), NoAnswer, NotConnected."""
-    def post(self, subject: str, payload: bytes) -> None:
-        """A core message that is sent now or not at all: raises NotConnected where it cannot be."""
-        if not self.nc.is_connected:
-            raise NotConnected
-        self._check_size(payload, None)
-        try:
-            self.nc.post(subject, payload)
-        except nats.errors.Error as error:
-            raise NotConnected(f"publish to {subject}: {error!r}") from error
-
         msg = await self.request(f"$JS.API.{subject}", msgspec.json.encode(body) if body else b"", timeout_s=timeout_s)
         answer: dict[str, Any] = msgspec.json.decode(msg.data)
         error = answer.get("error")
@@ -349,6 +365,11 @@ class Bus:
         if self.nc.is_connected:
             with contextlib.suppress(BusError):
                 await self.flush()
+        subject = subscription.subject
+        if subject.lower() in self._deaf_to:
+            self._deaf_to.discard(subject.lower())
+            await self.unsubscribe(subscription)
+            raise NotPermitted(f"subscribe to {subject}")
         return subscription
 
     async def flush(self, timeout_s: float | None = None) -> None:

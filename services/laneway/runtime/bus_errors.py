@@ -6,6 +6,8 @@ StreamFull, OutOfStorage, WrongSequence and PayloadTooLarge say no; only Publish
 
 from __future__ import annotations
 
+import re
+
 from laneway.core.errors import (
     Code,
     ErrorRow,
@@ -72,6 +74,18 @@ class PublishUnknown(BusError, OutcomeUnknown):
     """The publish was sent and not acknowledged: it may be stored now, or later, or never."""
 
 
+class NotPermitted(BusError):
+    """NATS does not let this user do that; nothing was sent on."""
+
+    default_reason = "NOT_PERMITTED"
+
+    def __init__(self, act: str) -> None:
+        super().__init__(
+            f"NATS does not let us {act}: is nats.nkey_file that of this service's role, and the server's list of its"
+            " rights of this release (laneway secrets)?"
+        )
+
+
 class ApiError(BusError):
     """JetStream refused a request of its API."""
 
@@ -94,6 +108,15 @@ class PayloadTooLarge(InvalidRequest):
         )
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
+
+
+_VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
+
+
+def refused_act(error: Exception) -> tuple[str, str] | None:
+    """("publish" or "subscription", subject in lower case) of a refusal that the server told asynchronously."""
+    found = _VIOLATION.search(str(error))
+    return (found[1].lower(), found[2].lower()) if found else None
 
 
 def publish_error(code: int, err_code: int, description: str) -> BusError:

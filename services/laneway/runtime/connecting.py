@@ -14,8 +14,10 @@ from nats.aio.transport import TcpTransport
 
 from laneway.core.errors import ConfigError, Unavailable
 from laneway.runtime.nats_users import public_key
+from laneway.runtime.tls import handshake_failure
 
 RECONNECT_S_MAX = 2.0
+NO_TLS = "nats: the server does not ask for TLS"
 UNSENT_BYTES_MAX = 64 * 1024  # in the socket's buffer; beyond it the client's flusher waits for the socket
 
 
@@ -67,6 +69,13 @@ class SafeClient(Client):
                 return
         if self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """Who asked for TLS gets no other connection: the original goes on in the clear if the server, or somebody
+        between, says that it needs none."""
+        if initial_connection and self.options.get("tls") is not None and not info.get("tls_required"):
+            raise nats.errors.Error(NO_TLS)
+        await super()._process_info(info, initial_connection)
 
     async def _process_pong(self) -> None:
         """Of a flush that timed out or was cancelled, the future cannot be resolved.
@@ -141,4 +150,12 @@ def connect_failure(url: str, seen: list[Exception]) -> Exception:
             f"NATS at {url} refused our credentials; check nats.nkey_file (or nats.user and password_file, token_file,"
             f" credentials_file), and that this server knows them ({text})"
         )
+    for each in texts:
+        if each == NO_TLS:
+            return ConfigError(
+                f"NATS at {url} speaks no TLS, which nats.tls_ca_file, tls_cert_file or a tls:// URL asks for: set up"
+                " tls in its configuration, or take them away"
+            )
+        if why := handshake_failure("nats", f"NATS at {url}", each):
+            return ConfigError(f"{why} ({each})")
     return Unavailable(f"no NATS server answers at {url} ({text}); start one with `laneway up`, or set nats.url")

@@ -19,6 +19,7 @@ from laneway.runtime.grpc_edge import CallEdge
 from laneway.runtime.grpc_options import server_options
 from laneway.runtime.logging import get_logger
 from laneway.runtime.settings import Settings
+from laneway.runtime.tls import server_credentials
 
 log = get_logger("laneway.grpc")
 
@@ -28,9 +29,9 @@ STOP_GRACE_S = 1.0  # for the connections themselves, after our own calls have e
 class GrpcServer:
     """add, start, (serve), drain. The caller owns it; drain is idempotent and bounded."""
 
-    def __init__(self, settings: Settings, *, credentials: grpc.ServerCredentials | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._credentials = credentials
+        self._credentials = server_credentials(settings.grpc)
         self._edge = CallEdge(load_authenticator(settings.admission), calls_max=settings.grpc.calls_max)
         self._server = grpc.aio.server(options=server_options(settings.grpc))
         self._server.add_generic_rpc_handlers((self._edge,))

@@ -56,15 +56,15 @@ class Requests:
         self._client = client
         self._prefix = f"{inbox}."
         self._count = 0
-        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}  # subject and future, by reply subject
 
     async def start(self) -> None:
         await listen(self._client, f"{self._prefix}*", self._answered)
 
     def _answered(self, msg: Msg) -> None:
-        waiter = self._waiting.pop(msg.subject, None)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(msg)
+        waiting = self._waiting.pop(msg.subject, None)
+        if waiting is not None and not waiting[1].done():
+            waiting[1].set_result(msg)
 
     async def request(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, *, timeout_s: float
@@ -91,7 +91,7 @@ class Requests:
         """Publishes, and waits for what comes to `reply`, which may be the subject itself."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Msg] = loop.create_future()
-        self._waiting[reply] = waiter
+        self._waiting[reply] = subject, waiter
         late = loop.call_later(timeout_s, _give_up, waiter, f"no answer on {subject} within {timeout_s} s")
         try:
             self._client.post(subject, payload, "" if reply == subject else reply, headers)
@@ -113,6 +113,12 @@ class Requests:
 
     def fail_all(self, error: Callable[[], BusError]) -> None:
         waiting, self._waiting = self._waiting, {}
-        for waiter in waiting.values():
+        for _, waiter in waiting.values():
             if not waiter.done():
+                waiter.set_exception(error())
+
+    def refuse(self, subject: str, error: Callable[[], BusError]) -> None:
+        """Ends the requests to a subject that the server refused. `subject`: in lower case, as the client gives it."""
+        for asked, waiter in self._waiting.values():
+            if asked.lower() == subject and not waiter.done():
                 waiter.set_exception(error())

@@ -84,6 +84,9 @@ class NatsSettings(Section, frozen=True):
     verdicts_bytes_max: Bytes = 64 * MIB
     dead_bytes_max: Bytes = 64 * MIB
 
+    def __post_init__(self) -> None:
+        _check_pair(self.tls_cert_file, self.tls_key_file)
+
     @property
     def ack_wait_s(self) -> Mapping[Lane, float]:
         return {
@@ -104,6 +107,23 @@ class GrpcSettings(Section, frozen=True):
     keepalive_timeout_s: PositiveSeconds = 10.0
     keepalive_permit_s: PositiveSeconds = 5.0  # least gap between a client's pings that the server permits
     calls_max: PositiveCount = 10_000  # live calls of one server; more are refused
+    # TLS. A server with a certificate speaks nothing else; a client with a tls_ca_file neither.
+    tls_cert_file: str = ""  # this process's own certificate, as a server or towards servers that ask for one
+    tls_key_file: str = ""
+    tls_client_ca_file: str = ""  # of a server: callers must show a certificate that these have signed
+    tls_ca_file: str = ""  # of a client: who may have signed a server's certificate
+
+    def __post_init__(self) -> None:
+        _check_pair(self.tls_cert_file, self.tls_key_file)
+        if self.tls_client_ca_file and not self.tls_cert_file:
+            raise ValueError(
+                "tls_client_ca_file asks callers for certificates, so it needs tls_cert_file and tls_key_file"
+            )
+
+
+def _check_pair(cert_file: str, key_file: str) -> None:
+    if bool(cert_file) != bool(key_file):
+        raise ValueError("tls_cert_file and tls_key_file go together: give both or neither")
 
 
 class AdmissionSettings(Section, frozen=True):
