@@ -1,8 +1,10 @@
 """A batch producer that speaks NATS alone: each line of standard input becomes a job of the batch lane.
 
-printf 'Describe a lighthouse.\nDescribe a harbour.\n' | python examples/producer.py [nats://host:port]
+printf 'Describe a lighthouse.\nDescribe a harbour.\n' | python examples/producer.py [nats://host:port [seed file]]
 
-`laneway up --fixed-ports` has its NATS at the default address; without the flag, give the one that it prints.
+`laneway up --fixed-ports` has its NATS at the default address; without the flag, give the one that it prints. Where
+NATS asks who we are, the seed is nkeys/producer.seed of `laneway secrets`. The same lines are the same jobs: run it
+again after an interruption, and it goes on where it was.
 """
 
 import asyncio
@@ -10,34 +12,44 @@ import sys
 import uuid
 
 import nats
-from nats.js.api import DeliverPolicy
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
 
+from laneway.core.ids import keyed_job_id
 from laneway.v1 import admission_pb2, bus_pb2, common_pb2, task_pb2
 
 
-async def main(prompts: list[str], url: str = "nats://127.0.0.1:4222") -> None:
-    bus = await nats.connect(url)
+async def last(js: JetStreamContext, stream: str, subject: str) -> bytes:
+    """The last message of a subject, once there is one. It is stored: nothing is missed while nobody listens."""
+    while True:
+        try:
+            return (await js.get_last_msg(stream, subject, direct=True)).data or b""
+        except NotFoundError:
+            await asyncio.sleep(0.2)
+
+
+async def main(prompts: list[str], url: str = "nats://127.0.0.1:4222", seed_file: str = "") -> None:
+    credential = {"nkeys_seed": seed_file, "inbox_prefix": "_INBOX_producer"} if seed_file else {}
+    bus = await nats.connect(url, **credential)
     js = bus.jetstream()
-    verdicts = await js.subscribe("verdict.local.default.*", ordered_consumer=True, deliver_policy=DeliverPolicy.NEW)
-    records = await js.subscribe("job.local.default.*", ordered_consumer=True, deliver_policy=DeliverPolicy.NEW)
-    # A key makes a repeated publish harmless. The acknowledgement means received; the verdict comes later.
-    keys = {str(uuid.uuid4()): prompt for prompt in prompts}
-    for key, prompt in keys.items():
+    jobs = {}
+    for prompt in prompts:
+        # The key names the job: a repeated publish is harmless. The acknowledgement means received, not accepted.
+        key = str(uuid.uuid5(uuid.NAMESPACE_OID, prompt))
         chat = task_pb2.ChatPrompt(messages=[{"role": "user", "parts": [{"text": prompt}]}])
         task = task_pb2.GenerateTask(chat=chat, sampling={"max_tokens": 48, "temperature": 0})
         request = admission_pb2.SubmitRequest(spec={"model": "chat", "generate": task})
         await js.publish("ingest.local.batch.default", request.SerializeToString(), headers={"Laneway-Key": key})
-    jobs: dict[str, str] = {}
-    while keys:
-        verdict = bus_pb2.IngestVerdict.FromString((await verdicts.next_msg(timeout=60)).data)
-        if prompt := keys.pop(verdict.key, ""):
-            print(f"{prompt} {verdict.verdict.message or verdict.error.message}")
-            if not verdict.HasField("error"):
-                jobs[verdict.job_id] = prompt
-    while jobs:
-        record = bus_pb2.JobRecord.FromString((await records.next_msg(timeout=600)).data)
-        if record.job_id in jobs and record.state >= common_pb2.JOB_STATE_SUCCEEDED:
-            print(f"{jobs.pop(record.job_id)} {record.result.text or record.error.message}")
+        jobs[keyed_job_id("local", "default", key)] = prompt
+    for job_id, prompt in jobs.items():
+        verdict = bus_pb2.IngestVerdict.FromString(await last(js, "VERDICTS_local", f"verdict.local.default.{job_id}"))
+        print(f"{prompt} {verdict.verdict.message or verdict.error.message}")
+    for job_id, prompt in jobs.items():
+        record = bus_pb2.JobRecord()
+        while record.state < common_pb2.JOB_STATE_SUCCEEDED:  # this and the states after it are ends
+            await asyncio.sleep(0.2)
+            record = bus_pb2.JobRecord.FromString(await last(js, "JOBS_local", f"job.local.default.{job_id}"))
+        print(f"{prompt} {record.result.text or record.error.message}")
     await bus.close()
 
 

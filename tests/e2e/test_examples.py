@@ -46,17 +46,25 @@ async def run_readme(addresses: Addresses) -> None:
 
 
 async def test_every_example_and_the_readme_run_as_they_stand(capsys: pytest.CaptureFixture[str]):
-    assert {file.name for file in (ROOT / "examples").glob("*.py")} == {"generate.py", "submit.py", "producer.py"}
+    names = {"generate.py", "generate_sync.py", "submit.py", "submit_sync.py", "producer.py"}
+    assert {file.name for file in (ROOT / "examples").glob("*.py")} == names
+    prompts = "Describe a lighthouse.\nDescribe a harbour.\n"
     async with LocalStack(OPTIONS) as stack:
         addresses = stack.addresses
         generated, submitted, produced, _ = await asyncio.gather(
             run("generate.py", "Why is the sky blue?", addresses.admission),
             run("submit.py", addresses.admission),
-            run("producer.py", addresses.nats, typed="Describe a lighthouse.\nDescribe a harbour.\n"),
+            run("producer.py", addresses.nats, typed=prompts),
             run_readme(addresses),
         )
-    assert generated[-1].startswith("first token after ")
-    assert generated[-1].endswith(" 128 tokens")
+        generated_sync, submitted_sync, produced_again = await asyncio.gather(
+            run("generate_sync.py", "Why is the sky blue?", addresses.admission),
+            run("submit_sync.py", addresses.admission),
+            run("producer.py", addresses.nats, typed=prompts),
+        )
+    for lines in (generated, generated_sync):
+        assert lines[-1].startswith("first token after ")
+        assert lines[-1].endswith(" 128 tokens")
     for lines, subjects in (
         (submitted, ("a lighthouse: ", "a harbour: ")),
         (produced, ("Describe a lighthouse. ", "Describe a harbour. ")),
@@ -65,4 +73,6 @@ async def test_every_example_and_the_readme_run_as_they_stand(capsys: pytest.Cap
             verdict, text = (line.removeprefix(subject) for line in lines if line.startswith(subject))
             assert verdict
             assert len(text) == 48, "a made-up character for each token"
+    assert produced_again == produced, "the same lines are the same jobs"
+    assert [len(line) for line in submitted_sync] == [len("a lighthouse: ") + 48, len("a harbour: ") + 48]
     assert len(capsys.readouterr().out) > 256

@@ -25,6 +25,49 @@ for name in packages:
 json.dump(found, sys.stdout)
 """
 
+CALLER = """
+from typing import assert_type
+
+from laneway.client import Client, Job, LaneSaturated, LanewayError, Lane, RetryParams, Submitted, Worker
+from laneway.client import sync
+
+
+async def ask(client: Client) -> list[Job]:
+    async with client.generate(model="chat", prompt="Hi", lane=Lane.PRIORITY, max_tokens=8) as stream:
+        async for chunk in stream:
+            assert_type(chunk.text, str)
+        assert_type(stream.finished.ttft_s, float | None)
+    assert_type(await client.submit(model="chat", prompt="Hi", lane="batch"), Submitted)
+    return [job async for job in client.list_jobs(lane=Lane.BATCH)]
+
+
+def ask_at_once(client: sync.Client) -> list[Job]:
+    try:
+        with client.generate(model="chat", prompt="Hi", lane=Lane.PRIORITY, max_tokens=8) as stream:
+            for chunk in stream:
+                assert_type(chunk.text, str)
+            assert_type(stream.texts(), dict[int, str])
+    except LaneSaturated as error:
+        assert_type(error.retry_after_s, float | None)
+    assert_type(client.submit(model="chat", prompt="Hi", lane="batch"), Submitted)
+    return list(client.list_jobs(lane=Lane.BATCH))
+
+
+def look() -> list[Worker]:
+    with sync.SchedulerClient("127.0.0.1:7071", retry_budget=RetryParams.never()) as scheduler:
+        with scheduler.watch_plan() as plans:
+            assert_type(next(plans).epoch, int)
+        return list(scheduler.list_workers())
+"""
+MISUSE = """
+from laneway.client.sync import Client
+
+
+def ask(client: Client) -> int:
+    client.submit(model="chat", max_tokens="many")
+    return client.get_job("job")
+"""
+
 
 @dataclass(frozen=True)
 class Installed:
@@ -105,6 +148,32 @@ def test_every_package_of_the_wheel_is_typed(installed: Installed):
     packages = {name.split("/")[1] for name in installed.names if name.startswith("laneway/") and name.count("/") > 1}
     assert packages
     assert [package for package in packages if f"laneway/{package}/py.typed" not in installed.names] == []
+
+
+def test_a_strictly_typed_caller_is_clean_and_its_mistakes_are_found(installed: Installed, tmp_path: Path):
+    def mypy(*programs: Path) -> tuple[int, str]:
+        # Apart from our own settings, and from the source tree.
+        arguments = ("--strict", "--config-file=", "--python-executable", str(installed.environment / "bin" / "python"))
+        done = subprocess.run(
+            [sys.executable, "-m", "mypy", *arguments, *map(str, programs)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    programs = [tmp_path / "caller.py", *(tmp_path / file.name for file in (ROOT / "examples").glob("*.py"))]
+    for program in programs:
+        source = ROOT / "examples" / program.name
+        program.write_text(source.read_text(encoding="utf-8") if source.exists() else CALLER, encoding="utf-8")
+    code, said = mypy(*programs)
+    assert code == 0, said
+    (tmp_path / "misuse.py").write_text(MISUSE, encoding="utf-8")
+    code, said = mypy(tmp_path / "misuse.py")
+    assert code == 1
+    assert "[typeddict-item]" in said or "[arg-type]" in said, said
+    assert "[return-value]" in said, said
 
 
 def test_the_namespace_has_no_module_of_its_own_in_the_wheel(installed: Installed):
