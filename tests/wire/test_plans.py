@@ -8,7 +8,9 @@ from laneway.core.fleet import Plan
 from laneway.runtime.bus import Bus
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.local_nats import LocalNats
-from laneway.runtime.plans import PlanPublisher, PlanView
+from laneway.runtime.plans import NewerPlan, PlanPublisher, PlanView
+from laneway.runtime.reading import last_message
+from laneway.runtime.wire.records import decode_plan
 from tests.support.nats import REGION, connected, eventually
 
 pytestmark = pytest.mark.wire
@@ -104,6 +106,32 @@ async def test_a_deposed_scheduler_keeps_no_plan_fresh(provisioned_bus: Bus):
     assert view.plan == plan_of(2, 1)
     assert not view.fresh()
     await view.close()
+
+
+async def test_a_deposed_scheduler_stores_no_plan_over_a_newer_one(provisioned_bus: Bus):
+    """It may have been stopped in the middle of its publish; whoever reads the store then must not go back."""
+    old, new = PlanPublisher(provisioned_bus, REGION), PlanPublisher(provisioned_bus, REGION)
+    await old.publish(plan_of(1, 7))
+    await new.publish(plan_of(2, 1))
+    for _ in range(2):
+        with pytest.raises(NewerPlan, match="epoch 2 is stored"):
+            await old.publish(plan_of(1, 8))
+    view = PlanView(provisioned_bus, REGION, SystemClock())
+    await view.start()
+    assert view.plan == plan_of(2, 1)
+    await new.publish(plan_of(2, 2))
+    await eventually(has(view, plan_of(2, 2)))
+    await view.close()
+
+
+async def test_a_publish_goes_on_after_one_whose_outcome_was_unknown(provisioned_bus: Bus):
+    publisher = PlanPublisher(provisioned_bus, REGION)
+    await publisher.publish(plan_of(1, 1))
+    await PlanPublisher(provisioned_bus, REGION).publish(plan_of(1, 2))  # as its own, whose answer was lost
+    await publisher.publish(plan_of(1, 3))
+    found = await last_message(provisioned_bus, f"KV_{subjects.plan_bucket(REGION)}", subjects.plan_changes(REGION))
+    assert found is not None
+    assert decode_plan(found.data) == plan_of(1, 3)
 
 
 async def test_what_is_no_plan_changes_nothing(provisioned_bus: Bus):

@@ -20,10 +20,11 @@ from laneway.runtime.clock import SystemClock
 from laneway.runtime.headers import SCHEDULE
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.local_nats import LocalNats
-from laneway.runtime.plans import PlanPublisher, PlanView
+from laneway.runtime.plans import NewerPlan, PlanPublisher, PlanView
 from laneway.runtime.puller import LanePuller
 from laneway.runtime.reading import last_message
 from laneway.runtime.records import RecordStore
+from laneway.runtime.wire.records import encode_plan
 from laneway.scheduler.decisions import DecisionLog
 from laneway.scheduler.parking import Parking
 from laneway.scheduler.releaser import Releaser
@@ -152,7 +153,10 @@ async def test_a_standby_takes_over_when_the_leader_stops_renewing(nats_server: 
             plan = await eventually(lambda: second.plans.plan and second.plans.plan.epoch > epoch and second.plans.plan)
             assert second.plans.fresh()
             # A late plan of the first changes nothing for anyone who watches.
-            await PlanPublisher(bus, REGION).publish(replace(plan, epoch=epoch, version=10_000_000))
+            late = replace(plan, epoch=epoch, version=10_000_000)
+            with pytest.raises(NewerPlan):
+                await PlanPublisher(bus, REGION).publish(late)
+            await bus.store(subjects.plan_changes(REGION), encode_plan(late))
             view = PlanView(bus, REGION, SystemClock())
             await view.start()
             newer = await eventually(lambda: view.plan and view.plan.epoch > epoch and view.plan)

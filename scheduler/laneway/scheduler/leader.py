@@ -1,8 +1,9 @@
 """Who leads the schedulers of a region: a term in KV, kept by compare-and-set and renewed while its holder lives.
 
 A holder counts its term from before a renewal was sent, a standby from when it saw the renewal, both by their own
-monotonic clocks; so the holder gives up before a standby takes over. A process that was paused finds its term over.
-Nothing depends on there being only one leader: releases are guarded and plans carry the epoch. Two just waste work.
+monotonic clocks; so the holder gives up before a standby takes over. A process that was paused finds its term over, and
+one whose clock stood still meanwhile gives up when it hears a plan of a later term. Nothing depends on there being only
+one leader: releases are guarded and plans carry the epoch. Two just waste work.
 """
 
 from __future__ import annotations
@@ -42,43 +43,51 @@ class Leadership:
         self._ttl_s = ttl_s
         self._sequence = 0
         self._held_until_s = float("-inf")
+        self._deposed = asyncio.Event()  # wakes keep
+        self._epoch_heard = 0
 
     def held(self) -> bool:
         """Whether this process leads now. Ask right before each act."""
-        return self._clock.monotonic() < self._held_until_s
+        return self._clock.monotonic() < self._held_until_s and self._epoch_heard <= self.epoch
+
+    def heard(self, epoch: int) -> None:
+        """Somebody published in that term. A later one than ours means that ours is over, whatever our clock says."""
+        self._epoch_heard = max(self._epoch_heard, epoch)
+        if self._epoch_heard > self.epoch:
+            self._deposed.set()
 
     async def campaign(self) -> int:
         """Waits until this process leads; returns the epoch of its term."""
         changed = asyncio.Event()
+        patience_s = self._ttl_s * (1.0 + GRACE)
         seen, since_s = Value(sequence=-1), 0.0
         async with self._key.watch(lambda _: changed.set()):
             while True:
                 changed.clear()
+                wait_s = self._ttl_s / 3
                 try:
                     value = await self._key.read(timeout_s=self._ttl_s)
                     if value.sequence != seen.sequence:
                         seen, since_s = value, self._clock.monotonic()
-                    if self._may_take(value, self._clock.monotonic() - since_s) and await self._take(value):
+                    left_s = since_s + patience_s - self._clock.monotonic()
+                    if (left_s <= 0.0 or self._vacant(value)) and await self._take(value):
                         return self.epoch
+                    wait_s = min(wait_s, max(left_s, wait_s / 10))
                 except BusError as error:
                     seen = Value(sequence=-1)  # what was not seen does not count as silence
                     _log.warning("leadership_unknown", error=error.message)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), self._ttl_s / 3)
+                    await asyncio.wait_for(changed.wait(), wait_s)
 
     async def keep(self) -> None:
         """Renews the term until it is lost, and returns then."""
         while True:
-            await asyncio.sleep(self._ttl_s / 3)
-            try:
-                await self._renew()
-            except WrongSequence:
-                if not await self._still_mine():
-                    self._held_until_s = float("-inf")
-            except BusError as error:
-                _log.warning("leadership_not_renewed", error=error.message)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._deposed.wait(), self._ttl_s / 3)
+            if not self._deposed.is_set():
+                await self._try_to_renew()
             if not self.held():
-                _log.warning("leadership_lost", epoch=self.epoch)
+                _log.warning("leadership_lost", epoch=self.epoch, epoch_heard=self._epoch_heard)
                 return
 
     async def resign(self) -> None:
@@ -86,17 +95,21 @@ class Leadership:
         if not self.held():
             return
         self._held_until_s = float("-inf")
+        vacant = msgspec.json.encode(Term("", self.epoch))
         with contextlib.suppress(BusError):
-            await self._key.write(msgspec.json.encode(Term("", self.epoch)), self._sequence, timeout_s=1.0)
+            try:
+                await self._key.write(vacant, self._sequence, timeout_s=1.0)
+            except WrongSequence:  # a renewal was cut off before its answer came
+                if await self._still_mine():
+                    await self._key.write(vacant, self._sequence, timeout_s=1.0)
 
-    def _may_take(self, value: Value, silent_s: float) -> bool:
-        term = _term(value)
+    def _vacant(self, value: Value) -> bool:
         # One's own name: an earlier write of this process whose outcome was unknown.
-        return term.holder in ("", self._who) or silent_s >= self._ttl_s * (1.0 + GRACE)
+        return _term(value).holder in ("", self._who)
 
     async def _take(self, value: Value) -> bool:
         # Never below the wall time, so that epochs rise even if the bucket was lost with its storage.
-        epoch = max(_term(value).epoch + 1, int(self._clock.now()))
+        epoch = max(_term(value).epoch + 1, self._epoch_heard + 1, int(self._clock.now()))
         began_s = self._clock.monotonic()
         try:
             self._sequence = await self._key.write(
@@ -106,8 +119,19 @@ class Leadership:
             return False
         self.epoch = epoch
         self._held_until_s = began_s + self._ttl_s
+        if self._epoch_heard <= epoch:
+            self._deposed.clear()
         _log.info("leadership_taken", epoch=epoch)
         return self.held()
+
+    async def _try_to_renew(self) -> None:
+        try:
+            await self._renew()
+        except WrongSequence:
+            if not await self._still_mine():
+                self._held_until_s = float("-inf")
+        except BusError as error:
+            _log.warning("leadership_not_renewed", error=error.message)
 
     async def _renew(self) -> None:
         began_s = self._clock.monotonic()

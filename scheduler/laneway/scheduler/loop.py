@@ -103,7 +103,8 @@ class Scheduler:
         finally:
             self._plan_watchers.discard(news)
 
-    def _plan_changed(self, _: Plan) -> None:
+    def _plan_changed(self, plan: Plan) -> None:
+        self.leadership.heard(plan.epoch)
         self._wake_watchers()
 
     def _wake_watchers(self) -> None:

@@ -17,23 +17,61 @@ from nats.aio.subscription import Subscription
 
 from laneway.core import subjects
 from laneway.core.clock import Clock
+from laneway.core.errors import Code, ErrorRow
 from laneway.core.fleet import Plan
-from laneway.runtime.bus import Bus, BusError
-from laneway.runtime.headers import TIME_STAMP
-from laneway.runtime.reading import StoredMessage, last_message
+from laneway.runtime.bus import Bus, BusError, WrongSequence
+from laneway.runtime.headers import EXPECTED_SUBJECT_SEQUENCE, TIME_STAMP
+from laneway.runtime.reading import StoredMessage, last_from_leader, last_message
 from laneway.runtime.wire.records import UnreadableMessage, decode_plan, encode_plan
+
+PUBLISH_ATTEMPTS = 4
 
 _log = structlog.get_logger(__name__)
 
 
+class NewerPlan(BusError):
+    """A newer plan is stored: whoever publishes this one was deposed. Nothing was stored."""
+
+    row = ErrorRow(Code.ABORTED, 409, False, "conflict")
+    default_reason = "NEWER_PLAN"
+
+
 class PlanPublisher:
+    """Puts plans over older ones, by compare-and-set: a scheduler that was stopped in the middle of a publish must not
+    put its own over that of its successor, for those who read it then."""
+
     def __init__(self, bus: Bus, region: str) -> None:
         self._bus = bus
+        self._stream = f"KV_{subjects.plan_bucket(region)}"
         self._subject = subjects.plan_changes(region)
+        self._sequence = 0  # of the plan that the next one goes over
 
     async def publish(self, plan: Plan) -> None:
-        """Raises a BusError; the next plan is due soon anyway."""
-        await self._bus.store(self._subject, encode_plan(plan))
+        """Raises NewerPlan, or another BusError; the next plan is due soon anyway."""
+        data = encode_plan(plan)
+        for left in reversed(range(PUBLISH_ATTEMPTS)):
+            headers = {EXPECTED_SUBJECT_SEQUENCE: str(self._sequence)}
+            try:
+                self._sequence = await self._bus.store(self._subject, data, headers)
+                return
+            except WrongSequence:  # the first of a term, after a publish whose outcome was unknown, or deposed
+                if not left:
+                    raise
+                self._sequence = await self._sequence_below(plan)
+
+    async def _sequence_below(self, plan: Plan) -> int:
+        """Of what is stored, if it is no newer than this plan."""
+        found = await last_from_leader(self._bus, self._stream, self._subject)
+        if found is None:
+            return 0
+        try:
+            stored = decode_plan(found.data)
+        except UnreadableMessage as error:  # nobody here could follow it
+            _log.warning("plan_unreadable", error=str(error))
+            return found.sequence
+        if _order(stored) > _order(plan):
+            raise NewerPlan(f"a plan of epoch {stored.epoch} is stored, and this one is of epoch {plan.epoch}")
+        return found.sequence
 
 
 class PlanView:
@@ -88,10 +126,10 @@ class PlanView:
         except UnreadableMessage as error:
             _log.warning("plan_unreadable", error=str(error))
             return
-        known = (self.plan.epoch, self.plan.version) if self.plan is not None else (-1, -1)
-        if (plan.epoch, plan.version) == known:  # heard as well as read
+        known = _order(self.plan) if self.plan is not None else (-1, -1)
+        if _order(plan) == known:  # heard as well as read
             self._heard_s = max(self._heard_s, heard_s)
-        if (plan.epoch, plan.version) <= known:
+        if _order(plan) <= known:
             return
         self.plan, self._heard_s = plan, heard_s
         if self._on_change is not None:
@@ -110,3 +148,7 @@ class PlanView:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait({self._reading})
+
+
+def _order(plan: Plan) -> tuple[int, int]:
+    return plan.epoch, plan.version
