@@ -49,12 +49,12 @@ class ShiftedClock(Clock):
 
 
 @asynccontextmanager
-async def sweeper(bus: Bus, clock: Clock, *, parked: frozenset[str] = frozenset()) -> AsyncIterator[Sweeper]:
+async def sweeper(bus: Bus, clock: Clock) -> AsyncIterator[Sweeper]:
     leases = LeaseWatcher(bus, REGION, SystemClock())
     await leases.start()
     sweep = Sweeper(
         bus, REGION, RecordStore(bus), LaneStore(bus, REGION), leases, clock,
-        parked=parked.__contains__, ended=lambda job: None, may_act=lambda: True, interval_s=60.0,
+        parked=lambda job: None, ended=lambda job: None, may_act=lambda: True, interval_s=60.0,
     )  # fmt: skip
     follow = asyncio.ensure_future(sweep.follow())
     try:

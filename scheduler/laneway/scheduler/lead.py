@@ -39,7 +39,7 @@ from laneway.scheduler.stagger import Staggerer
 from laneway.scheduler.sweeps import Sweeper
 
 LOOK_GAP_S = 0.02  # between two looks at least
-LOOK_SHARE = 0.1  # of the time that looks may take
+LOOK_SHARE = 0.1  # of the time that looks may take, releases aside
 QUIET_LOOK_S = 1.0  # between looks at a region where nothing waits or runs
 RECONCILE_S = 15.0
 RETRY_S = 0.5
@@ -75,6 +75,7 @@ class Lead:
         self._look_now = look_now
         self._interval_s = own.plan_interval_s
         self._floor = policy.lower_lane_floor
+        self._planning_s = 0.0  # of the last look
         self._workers: dict[str, tuple[object, ...]] = {}
         may_act = leadership.held
         lanes = LaneStore(bus, region)
@@ -88,7 +89,7 @@ class Lead:
         self.planner = Planner(bus, region, catalogue, lanes, leases, clock, valid_s=own.plan_valid_s)
         self.sweeper = Sweeper(
             bus, region, records, lanes, leases, clock,
-            parked=self.parking.index.__contains__, ended=self.parking.forget, may_act=may_act, interval_s=own.sweep_s,
+            parked=self.parking.index.get, ended=self.parking.forget, may_act=may_act, interval_s=own.sweep_s,
         )  # fmt: skip
         self._staggerer = Staggerer(lanes, clock, may_act)
 
@@ -106,23 +107,23 @@ class Lead:
     async def _looks(self) -> None:
         while True:
             self._look_now.clear()
-            began_s = self._clock.monotonic()
             try:
                 await self.look()
             except* BusError as group:
                 _log.warning("look_failed", error=str(group.exceptions[0]))
                 await asyncio.sleep(RETRY_S)
-            took_s = self._clock.monotonic() - began_s
-            await asyncio.sleep(max(LOOK_GAP_S, min(self._interval_s, took_s / LOOK_SHARE)))
+            await asyncio.sleep(max(LOOK_GAP_S, min(self._interval_s, self._planning_s / LOOK_SHARE)))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._look_now.wait(), self._pause_s())
 
     async def look(self) -> None:
-        """One look: plan, release, publish. Raises a BusError."""
+        """One look: plan, publish, release. Raises a BusError."""
+        began_s = self._clock.monotonic()
         plan = await self.planner.make(self.parking.index, self._leadership.epoch, self._pauses.lanes)
         self.plan = plan
         if self._leadership.held():
             await self.planner.publish(plan, least_gap_s=self._interval_s)
+        self._planning_s = self._clock.monotonic() - began_s
         if self._leadership.held() and await self.releaser.release(plan):
             self._look_now.set()
 
@@ -210,7 +211,7 @@ class Lead:
 async def _connected(settings: NatsSettings, name: str) -> AsyncIterator[Bus]:
     """One more connection for a while. Raises a BusError."""
     try:
-        bus = await Bus.connect(settings, name=name)
+        bus = await Bus.connect(settings, name=name, role="scheduler")
     except (Unavailable, ConfigError) as error:
         raise NotConnected(str(error)) from error
     try:

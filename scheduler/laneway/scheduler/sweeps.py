@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import structlog
 
@@ -19,6 +19,7 @@ from laneway.core.clock import Clock
 from laneway.core.errors import Code, NotFound
 from laneway.core.job import IllegalTransition, JobError, JobRecord, cancel, expire
 from laneway.core.lanes import JobState, Phase
+from laneway.core.subjects import ParkSubject
 from laneway.runtime import metrics
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.lanes import LaneStore
@@ -32,101 +33,127 @@ EXPIRE_GRACE_S = 1.0  # after the deadline, for the door and the worker to do it
 EXPIRE_OWNED_GRACE_S = 10.0  # where a living worker owns the job
 ACCEPT_GRACE_S = 5.0  # after publish_by
 LOOK_AFTER_S = 16.0  # a waiting job is looked at this long after it was first seen: publish_by is usually over then
-SWEEP_MAX = 500  # records read in one sweep
+SWEEP_MAX = 500  # jobs taken up together; a sweep goes on while there are more
+CONCURRENT_MAX = 32
 STALE_MIN = 1_000  # entries of ended jobs that a list may hold beside as many as there are open jobs
 
 _log = structlog.get_logger(__name__)
 _swept = metrics.counter("laneway_jobs_swept_total", "Jobs that the scheduler had to end.", ("reason",))
 
 
-@dataclass(slots=True)
-class _Open:
-    tenant: str
-    sequence: int
-    state: JobState
-    deadline_s: float
+_Bucket = tuple[int, str]  # deadline in whole Unix seconds, rounded up; tenant
 
 
 class OpenJobs:
-    """The jobs that have not ended, from record heads, with the times at which to look at them. Pure."""
+    """The jobs that have not ended, from record heads, with the times at which to look at them. Pure.
+
+    Sized for a million: jobs of a tenant with the same second of their deadline share a bucket, and of each job there
+    is no more than its name in two places.
+    """
 
     def __init__(self) -> None:
-        self._open: dict[str, _Open] = {}
-        self._deadlines: list[tuple[float, str]] = []  # Unix seconds; entries of ended jobs are skipped
-        self._looks: list[tuple[float, str, int]] = []  # monotonic seconds, job, sequence
+        self._open: dict[str, _Bucket] = {}
+        self._buckets: dict[_Bucket, list[str]] = {}  # names of ended jobs in them are skipped
+        self._deadlines: list[_Bucket] = []  # heap of the buckets
+        self._filed = 0  # names in all buckets
+        self._unwritten: dict[str, int] = {}  # job: sequence of its last write; those that await a look
+        self._looks: list[tuple[float, str, int]] = []  # heap: monotonic seconds, job, sequence
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def see(self, head: RecordHead, monotonic_s: float) -> None:
+    def see(self, head: RecordHead, monotonic_s: float, *, parked: ParkSubject | None = None) -> None:
+        """`parked`: the job is known to be in its lane, so that nobody needs to look; its name is held once."""
+        job = parked.job if parked else head.job_id
         if head.state.terminal:
-            self.drop(head.job_id)
+            self.drop(job)
             return
-        known = self._open.get(head.job_id)
-        if known is None or known.deadline_s != head.deadline_s:
-            heapq.heappush(self._deadlines, (head.deadline_s, head.job_id))
-        self._open[head.job_id] = _Open(head.tenant, head.sequence, head.state, head.deadline_s)
-        if head.state is JobState.WAITING:
-            heapq.heappush(self._looks, (monotonic_s + LOOK_AFTER_S, head.job_id, head.sequence))
+        bucket = (math.ceil(head.deadline_s), head.tenant)
+        if self._open.get(job) != bucket:
+            self._file(job, bucket)
+        self._unwritten.pop(job, None)
+        if head.state is JobState.WAITING and parked is None:
+            self._await_look(job, monotonic_s + LOOK_AFTER_S, head.sequence)
 
     def drop(self, job_id: str) -> None:
         self._open.pop(job_id, None)
+        self._unwritten.pop(job_id, None)
         # A deadline may be weeks away: without this, every job of that time would be remembered.
-        if len(self._deadlines) > 2 * len(self._open) + STALE_MIN:
-            self._deadlines = list({each for each in self._deadlines if self._due(*each)})
+        if self._filed > 2 * len(self._open) + STALE_MIN:
+            self._buckets, self._filed = {}, len(self._open)
+            for job, bucket in self._open.items():
+                self._buckets.setdefault(bucket, []).append(job)
+            self._deadlines = list(self._buckets)
             heapq.heapify(self._deadlines)
-        if len(self._looks) > 2 * len(self._open) + STALE_MIN:
-            self._looks = [each for each in self._looks if self._unwritten(*each[1:])]
+        if len(self._looks) > 2 * len(self._unwritten) + STALE_MIN:
+            self._looks = [each for each in self._looks if self._awaits_look(*each[1:])]
             heapq.heapify(self._looks)
 
-    def _due(self, deadline_s: float, job_id: str) -> bool:
-        """Whether an entry of the deadlines still counts."""
-        entry = self._open.get(job_id)
-        return entry is not None and entry.deadline_s == deadline_s
+    def _file(self, job: str, bucket: _Bucket) -> None:
+        jobs = self._buckets.get(bucket)
+        if jobs is None:
+            jobs = self._buckets[bucket] = []
+            heapq.heappush(self._deadlines, bucket)
+        elif jobs:
+            shared = self._open.get(jobs[-1], bucket)
+            bucket = shared if shared == bucket else bucket  # one object for all
+        jobs.append(job)
+        self._filed += 1
+        self._open[job] = bucket
 
-    def _unwritten(self, job_id: str, sequence: int) -> bool:
+    def _await_look(self, job: str, at_s: float, sequence: int) -> None:
+        self._unwritten[job] = sequence
+        heapq.heappush(self._looks, (at_s, job, sequence))
+
+    def _awaits_look(self, job: str, sequence: int) -> bool:
         """Whether an entry of the looks still counts."""
-        entry = self._open.get(job_id)
-        return entry is not None and entry.sequence == sequence
+        return self._unwritten.get(job) == sequence
 
     @property
     def remembered(self) -> int:
         """Entries of all lists, for those who watch that memory is bounded."""
-        return len(self._open) + len(self._deadlines) + len(self._looks)
+        return len(self._open) + self._filed + len(self._unwritten) + len(self._looks)
 
     def overdue(self, now_s: float) -> list[tuple[str, str]]:
-        """(tenant, job) of open jobs whose deadline is over, each once; `again` puts one back."""
+        """(tenant, job) of open jobs whose deadline is over, SWEEP_MAX at most, each once; `again` puts one back."""
         out: list[tuple[str, str]] = []
         while self._deadlines and self._deadlines[0][0] <= now_s and len(out) < SWEEP_MAX:
-            deadline_s, job_id = heapq.heappop(self._deadlines)
-            if self._due(deadline_s, job_id):
-                out.append((self._open[job_id].tenant, job_id))
+            bucket = self._deadlines[0]
+            jobs = self._buckets[bucket]
+            while jobs and len(out) < SWEEP_MAX:
+                job = jobs.pop()
+                self._filed -= 1
+                if self._open.get(job) == bucket:
+                    out.append((bucket[1], job))
+            if not jobs:
+                del self._buckets[heapq.heappop(self._deadlines)]
         return out
 
     def unclaimed(self, monotonic_s: float) -> list[tuple[str, str]]:
-        """(tenant, job) of jobs that are to be looked at now: waiting, and not written since they were first seen."""
+        """(tenant, job) of jobs that are to be looked at now, SWEEP_MAX at most: waiting, and not written since they
+        were first seen."""
         out: list[tuple[str, str]] = []
         while self._looks and self._looks[0][0] <= monotonic_s and len(out) < SWEEP_MAX:
-            _, job_id, sequence = heapq.heappop(self._looks)
-            if self._unwritten(job_id, sequence):
-                out.append((self._open[job_id].tenant, job_id))
+            _, job, sequence = heapq.heappop(self._looks)
+            if self._awaits_look(job, sequence):
+                del self._unwritten[job]
+                out.append((self._open[job][1], job))
         return out
 
     def again(self, job_id: str) -> None:
         """Looks at the deadline again at the next sweep."""
-        entry = self._open.get(job_id)
-        if entry is not None:
-            heapq.heappush(self._deadlines, (entry.deadline_s, job_id))
+        bucket = self._open.get(job_id)
+        if bucket is not None:
+            self._file(job_id, bucket)
 
     def look_again(self, job_id: str, monotonic_s: float) -> None:
-        entry = self._open.get(job_id)
-        if entry is not None:
-            heapq.heappush(self._looks, (monotonic_s, job_id, entry.sequence))
+        if job_id in self._open:
+            self._await_look(job_id, monotonic_s, 0)
 
 
 class Sweeper:
-    """Runs while its scheduler leads. `parked` says whether a job is known to be parked, without asking NATS; `ended`
-    is told of each job that ended (a cancelled job leaves its lane without a bell)."""
+    """Runs while its scheduler leads. `parked` gives a job that is known to be parked, without asking NATS; `ended` is
+    told of each job that ended (a cancelled job leaves its lane without a bell)."""
 
     def __init__(
         self,
@@ -137,7 +164,7 @@ class Sweeper:
         leases: LeaseWatcher,
         clock: Clock,
         *,
-        parked: Callable[[str], bool],
+        parked: Callable[[str], ParkSubject | None],
         ended: Callable[[str], object],
         may_act: Callable[[], bool],
         interval_s: float,
@@ -154,15 +181,18 @@ class Sweeper:
         self._ended = ended
         self._may_act = may_act
         self._interval_s = interval_s
+        self._free = asyncio.Semaphore(CONCURRENT_MAX)
 
     async def follow(self) -> None:
         """Learns of every record, without an end. Raises a BusError where following could not begin."""
         self.open = OpenJobs()
         async with self._records.follow_heads(self._region) as heads:
             async for head in heads:
-                self.open.see(head, self._clock.monotonic())
                 if head.state.terminal:
+                    self.open.drop(head.job_id)
                     self._ended(head.job_id)
+                    continue
+                self.open.see(head, self._clock.monotonic(), parked=self._parked(head.job_id))
 
     async def run(self) -> None:
         """Sweeps at intervals, without an end."""
@@ -171,14 +201,37 @@ class Sweeper:
             await self.sweep()
 
     async def sweep(self) -> None:
-        for tenant, job_id in self.open.overdue(self._clock.now() - EXPIRE_GRACE_S):
-            if not await self._guarded(self._expire, tenant, job_id):
-                self.open.again(job_id)
-        for tenant, job_id in self.open.unclaimed(self._clock.monotonic()):
-            if not self._parked(job_id) and not await self._guarded(self._check_accepted, tenant, job_id):
-                self.open.look_again(job_id, self._clock.monotonic() + ACCEPT_GRACE_S)
+        """Ends all that is to be ended now, however many."""
+        overdue_s = self._clock.now() - EXPIRE_GRACE_S
+        for job_id in await self._sweep(lambda: self.open.overdue(overdue_s), self._expire):
+            self.open.again(job_id)
+        look_s = self._clock.monotonic()
+        for job_id in await self._sweep(lambda: self._not_parked(look_s), self._check_accepted):
+            self.open.look_again(job_id, self._clock.monotonic() + ACCEPT_GRACE_S)
+
+    def _not_parked(self, monotonic_s: float) -> list[tuple[str, str]]:
+        while found := self.open.unclaimed(monotonic_s):
+            if wanted := [each for each in found if self._parked(each[1]) is None]:
+                return wanted
+        return []
+
+    async def _sweep(
+        self, take: Callable[[], list[tuple[str, str]]], act: Callable[[StoredRecord], Awaitable[bool]]
+    ) -> list[str]:
+        """Acts on what there is to take; the jobs that need another look later."""
+        later: list[str] = []
+        while found := take():
+            settled = await asyncio.gather(*(self._guarded(act, tenant, job_id) for tenant, job_id in found))
+            later += [job_id for (_, job_id), done in zip(found, settled, strict=True) if not done]
+            if not any(settled):  # trouble with NATS, perhaps: the rest keeps until the next sweep
+                break
+        return later
 
     async def _guarded(self, act: Callable[[StoredRecord], Awaitable[bool]], tenant: str, job_id: str) -> bool:
+        async with self._free:
+            return await self._settle(act, tenant, job_id)
+
+    async def _settle(self, act: Callable[[StoredRecord], Awaitable[bool]], tenant: str, job_id: str) -> bool:
         """Whether the job needs no further look; trouble with one job or with NATS ends no sweep."""
         if not self._may_act():
             return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -46,22 +47,38 @@ class _Follower:
         self._stream = stream
         self._filter = subject_filter
         self._headers_only = headers_only
-        self._queue: asyncio.Queue[Msg | None] = asyncio.Queue()  # bounded by the server's flow control; None: reset
+        self._queue: deque[Msg | None] = deque()  # bounded by the server's flow control; None: reset
+        self._filled = asyncio.Event()  # whenever there is something to take
         self._subscription: Subscription | None = None
         self._consumer = ""
         self._stream_sequence = 0
         self._consumer_sequence = 0
 
     def reset(self) -> None:
-        self._queue.put_nowait(None)
+        self._queue.append(None)
+        self._filled.set()
+
+    async def _wait(self) -> None:
+        """Until there is a message, or for as long as the server may be silent; then there is a reset."""
+        self._filled.clear()
+        try:
+            async with asyncio.timeout(2.5 * HEARTBEAT_S):
+                await self._filled.wait()
+        except TimeoutError:
+            self._queue.append(None)
 
     async def open(self) -> None:
         """A new consumer behind the last message seen; what an older one still sends is not listened to."""
         await self._bus.unsubscribe(self._subscription)
-        self._queue = asyncio.Queue()
+        self._queue = queue = deque[Msg | None]()
         self._consumer_sequence = 0
         inbox = self._bus.nc.new_inbox()
-        self._subscription = await self._bus.listen(inbox, self._queue.put_nowait)
+
+        def take(msg: Msg) -> None:
+            queue.append(msg)
+            self._filled.set()
+
+        self._subscription = await self._bus.listen(inbox, take)
         config: dict[str, object] = {
             "deliver_policy": "last_per_subject",
             "ack_policy": "none",
@@ -82,11 +99,9 @@ class _Follower:
 
     async def messages(self) -> AsyncIterator[Msg]:
         while True:
-            try:
-                async with asyncio.timeout(2.5 * HEARTBEAT_S):
-                    msg = await self._queue.get()
-            except TimeoutError:
-                msg = None
+            if not self._queue:  # a first reading brings a thousand at once, which need no clock each
+                await self._wait()
+            msg = self._queue.popleft()
             if msg is None:
                 await self._reopen()
                 continue

@@ -35,14 +35,17 @@ class AckSubject:
 
     @classmethod
     def parse(cls, reply: str) -> AckSubject:
-        tokens = reply.split(".")
-        if len(tokens) < 9 or tokens[:2] != ["$JS", "ACK"]:
-            raise ValueError(f"not the reply subject of a delivery: {reply!r}")
-        if len(tokens) >= 11:  # version 2 has a domain and an account hash before the stream
-            tokens = tokens[2:]
+        tokens = _ack_tokens(reply)
         return cls(int(tokens[4]), int(tokens[5]), int(tokens[6]), int(tokens[8]))
 
 
 def ack_sequence(reply: str) -> int:
     """The stream sequence of a delivered message."""
-    return AckSubject.parse(reply).stream_sequence
+    return int(_ack_tokens(reply)[5])
+
+
+def _ack_tokens(reply: str) -> list[str]:
+    tokens = reply.split(".")
+    if len(tokens) < 9 or tokens[0] != "$JS" or tokens[1] != "ACK":
+        raise ValueError(f"not the reply subject of a delivery: {reply!r}")
+    return tokens[2:] if len(tokens) >= 11 else tokens  # version 2 has a domain and an account hash before the stream

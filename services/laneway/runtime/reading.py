@@ -72,7 +72,7 @@ async def subject_pages(bus: Bus, stream: str, subject_filter: str) -> AsyncGene
     while True:
         body = {"subjects_filter": subject_filter, "offset": offset}
         answer = await bus.api(f"STREAM.INFO.{stream}", body, timeout_s=LIST_TIMEOUT_S)
-        page = list(answer["state"].get("subjects") or ())
+        page: list[str] = list(answer["state"].get("subjects") or {})
         if page:
             yield page
         if not page or offset + len(page) >= answer.get("total", 0):
