@@ -60,7 +60,7 @@ async def test_every_example_and_the_readme_run_as_they_stand(capsys: pytest.Cap
         generated_sync, submitted_sync, produced_again = await asyncio.gather(
             run("generate_sync.py", "Why is the sky blue?", addresses.admission),
             run("submit_sync.py", addresses.admission),
-            run("producer.py", addresses.nats, typed=prompts),
+            run("producer.py", addresses.nats, str(stack.nkeys / "producer.seed"), typed=prompts),
         )
     for lines in (generated, generated_sync):
         assert lines[-1].startswith("first token after ")
