@@ -1,6 +1,6 @@
 """How every benchmark is called and how it speaks: a table for people, --json, --check, --smoke.
 
-A benchmark returns rows (figures for the table) and bars (figures that must not exceed a limit). `--check` exits 1
+A benchmark returns rows (figures for the table) and bars (figures that must keep to a limit). `--check` exits 1
 when a bar is missed and prints the figures last. `--smoke` runs a short version and checks counts only, never time.
 """
 
@@ -24,16 +24,17 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure with the most it may be."""
+    """A figure with the most it may be, or the least."""
 
     name: str
     value: float
     limit: float
     unit: str
+    at_least: bool = False
 
     @property
     def met(self) -> bool:
-        return self.value <= self.limit
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
 
 
 @dataclass
