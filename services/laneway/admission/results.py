@@ -12,17 +12,19 @@ from dataclasses import dataclass, field
 
 from laneway.admission.ending import Ender
 from laneway.core import ids, subjects
-from laneway.core.errors import JobNotFound
+from laneway.core.errors import InvalidRequest, JobNotFound
 from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState, Lane
+from laneway.core.subjects import H_RECORD_STATE
 from laneway.runtime.auth import Caller
 from laneway.runtime.bus import Bus
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.logging import get_logger
 from laneway.runtime.paging import make_token, page_size_of, read_token
-from laneway.runtime.records import RecordHead, RecordStore, StoredRecord, head_of
-from laneway.runtime.snapshots import snapshot
-from laneway.runtime.wire.records import UnreadableMessage
+from laneway.runtime.reading import StoredMessage
+from laneway.runtime.records import RecordStore, StoredRecord
+from laneway.runtime.walking import Place, Walk
+from laneway.runtime.wire.records import UnreadableMessage, decode_record
 
 SCAN_JOBS_MAX = 2000  # records read for one page; a filter that matches little gives shorter pages, not longer waits
 READS_AT_ONCE = 32
@@ -40,10 +42,10 @@ class JobFilter:
     def key(self, tenant: str) -> str:
         return json.dumps(["ListJobs", tenant, self.lane, self.state, sorted(self.labels.items())])
 
-    def matches_head(self, head: RecordHead) -> bool:
-        """By what headers say; PARKED and READY are both stored as WAITING."""
-        stored = JobState.WAITING if self.state in _WAITING else self.state
-        return stored is None or head.state is stored
+    def may_match(self, stored: str) -> bool:
+        """By the state that the headers of a record say; PARKED and READY are both stored as WAITING."""
+        wanted = JobState.WAITING if self.state in _WAITING else self.state
+        return wanted is None or stored == wanted.value
 
     def matches(self, record: JobRecord) -> bool:
         labels = record.contract.labels
@@ -104,48 +106,32 @@ class JobBook:
     async def page(
         self, caller: Caller, wanted: JobFilter, page_size: int, page_token: str
     ) -> tuple[list[JobView], str]:
-        """A page of the caller's jobs, newest first, and the token of the next page."""
+        """A page of the caller's jobs, those written last first, and the token of the next page. A job that changes
+        while its caller pages is given again at the end."""
         size = page_size_of(page_size)
         key = wanted.key(caller.tenant)
-        heads = await self._heads(caller.tenant)
-        start = 0
-        if page_token:
-            after = read_token(page_token, key)
-            start = next((i for i, head in enumerate(heads) if _order(head) < after), len(heads))
+        walk = Walk(self._bus, subjects.jobs_stream(self._region), subjects.records_of(self._region, caller.tenant))
+        place = _place(read_token(page_token, key)) if page_token else await walk.start()
         page: list[JobView] = []
-        position = start
-        scanned_max = start + SCAN_JOBS_MAX
-        while len(page) < size and position < min(len(heads), scanned_max):
-            batch = heads[position : position + min(READS_AT_ONCE, size)]
-            views = await self._views(caller.tenant, [h for h in batch if wanted.matches_head(h)], wanted)
-            for head in batch:
-                position += 1
-                view = views.get(head.job_id)
-                if view is not None:
-                    page.append(view)
-                    if len(page) == size:
-                        break
-        more = position < len(heads)
-        return page, make_token(_order(heads[position - 1]), key) if more else ""
+        scanned = 0
+        while len(page) < size and scanned < SCAN_JOBS_MAX:
+            found, place = await walk.step(place, size - len(page))
+            if not found:
+                return page, ""
+            scanned += len(found)
+            page += await self._views([m for m in found if wanted.may_match(m.headers.get(H_RECORD_STATE, ""))], wanted)
+        return page, "" if await walk.at_end(place) else make_token(str(place), key)
 
-    async def _heads(self, tenant: str) -> list[RecordHead]:
-        stream = subjects.jobs_stream(self._region)
-        found = await snapshot(self._bus, stream, subjects.records_of(self._region, tenant))
-        heads = [head for msg in found if (head := head_of(msg)) is not None]
-        return sorted(heads, key=_order, reverse=True)
+    async def _views(self, found: list[StoredMessage], wanted: JobFilter) -> list[JobView]:
+        records = [record for message in found if (record := _readable(message)) and wanted.matches(record)]
+        limit = asyncio.Semaphore(READS_AT_ONCE)
 
-    async def _views(self, tenant: str, heads: list[RecordHead], wanted: JobFilter) -> dict[str, JobView]:
-        stored = await asyncio.gather(*(self._readable(tenant, head.job_id) for head in heads))
-        records = [s.record for s in stored if s is not None and wanted.matches(s.record)]
-        views = await asyncio.gather(*map(self._view, records))
-        return {v.record.job_id: v for v in views if wanted.state in (None, JobState.WAITING, v.state)}
+        async def view(record: JobRecord) -> JobView:
+            async with limit:
+                return await self._view(record)
 
-    async def _readable(self, tenant: str, job_id: str) -> StoredRecord | None:
-        try:
-            return await self._records.get(self._region, tenant, job_id)
-        except UnreadableMessage as error:  # of a later release: the others must still be seen
-            log.warning("record_unreadable", job_id=job_id, error=str(error))
-            return None
+        views = await asyncio.gather(*map(view, records))
+        return [v for v in views if wanted.state in (None, JobState.WAITING, v.state)]
 
     async def _view(self, record: JobRecord) -> JobView:
         if record.state is not JobState.WAITING:
@@ -154,6 +140,16 @@ class JobBook:
         return JobView(record, JobState.PARKED if parked else JobState.READY)
 
 
-def _order(head: RecordHead) -> str:
-    """Sorts by creation; the job id makes it unique."""
-    return f"{round(head.created_s * 1000):016d} {head.job_id}"
+def _readable(message: StoredMessage) -> JobRecord | None:
+    try:
+        return decode_record(message.data)
+    except UnreadableMessage as error:  # of a later release: the others must still be seen
+        log.warning("record_unreadable", sequence=message.sequence, error=str(error))
+        return None
+
+
+def _place(after: str) -> Place:
+    try:
+        return Place.parse(after)
+    except ValueError:  # of a release that listed in another order
+        raise InvalidRequest("page_token was not given by this service", field="page_token") from None

@@ -35,8 +35,17 @@ async def last_message(bus: Bus, stream: str, subject: str) -> StoredMessage | N
 
 async def last_from_leader(bus: Bus, stream: str, subject: str) -> StoredMessage | None:
     """From the stream's leader: None means that there is no such message."""
+    return await _from_leader(bus, stream, {"last_by_subj": subject})
+
+
+async def next_from_leader(bus: Bus, stream: str, subject_filter: str, sequence: int) -> StoredMessage | None:
+    """The first message of this sequence or a later one that matches the filter, whatever the stream holds beside."""
+    return await _from_leader(bus, stream, {"seq": sequence, "next_by_subj": subject_filter})
+
+
+async def _from_leader(bus: Bus, stream: str, wanted: Mapping[str, object]) -> StoredMessage | None:
     try:
-        answer = await bus.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+        answer = await bus.api(f"STREAM.MSG.GET.{stream}", wanted)
     except ApiError as error:
         if error.err_code == ERR_MESSAGE_NOT_FOUND:
             return None

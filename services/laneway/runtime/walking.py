@@ -1,0 +1,90 @@
+"""Walking through a stream's messages of one filter a page at a time, those written last first, with bounded reads.
+
+Where each subject holds one message, as with job records, a message that is written again moves to the end of the
+stream, behind a walk that goes down. So a walk goes down from where the stream ended when it began, and then up through
+what was written since: nothing that was there throughout is missed, and what changed meanwhile is given again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from laneway.runtime.bus import Bus
+from laneway.runtime.reading import StoredMessage, next_from_leader
+
+WIDEN = 4  # a range of the stream that held little is followed by one so much wider
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a walk has come: all of [before, up] has been given; below is to come first, then what is above."""
+
+    before: int
+    up: int
+
+    def __str__(self) -> str:
+        return f"{self.before}.{self.up}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Raises ValueError."""
+        before, up = text.split(".")
+        return cls(int(before), int(up))
+
+
+class Walk:
+    """Over one stream and filter."""
+
+    def __init__(self, bus: Bus, stream: str, subject_filter: str) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._filter = subject_filter
+
+    async def start(self) -> Place:
+        info = await self._bus.api(f"STREAM.INFO.{self._stream}", {})
+        last = int(info["state"]["last_seq"])
+        return Place(last + 1, last)
+
+    async def step(self, place: Place, count: int) -> tuple[list[StoredMessage], Place]:
+        """At most `count` messages, and the place after them; none at the end."""
+        found, before = await self._down(place.before, count)
+        if found:
+            return found, replace(place, before=before)
+        some = await self._range(place.up + 1, None, count)
+        return some[:count], Place(before, some[:count][-1].sequence if some else place.up)
+
+    async def at_end(self, place: Place) -> bool:
+        first = await next_from_leader(self._bus, self._stream, self._filter, 1)
+        if first is None or first.sequence < place.before:
+            return first is None
+        return await next_from_leader(self._bus, self._stream, self._filter, place.up + 1) is None
+
+    async def _down(self, before: int, count: int) -> tuple[list[StoredMessage], int]:
+        """The last `count` messages before a sequence, newest first, and the sequence of the last of them."""
+        found: list[StoredMessage] = []
+        width = count
+        while len(found) < count and before > 1:
+            low = max(1, before - width)
+            some = await self._range(low, before, 2 * count)
+            if len(some) > 2 * count:  # more than need be read: nearer to where we are
+                width = max(count, width // WIDEN)
+                continue
+            found += reversed(some)
+            before = low
+            if len(some) < count:
+                width *= WIDEN
+        if len(found) > count:
+            del found[count:]
+            before = found[-1].sequence
+        return found, before
+
+    async def _range(self, low: int, before: int | None, most: int) -> list[StoredMessage]:
+        """The messages of [low, before) in stream order; one more than `most` says that there are more."""
+        found: list[StoredMessage] = []
+        while len(found) <= most and (before is None or low < before):
+            message = await next_from_leader(self._bus, self._stream, self._filter, low)
+            if message is None or (before is not None and message.sequence >= before):
+                break
+            found.append(message)
+            low = message.sequence + 1
+        return found
