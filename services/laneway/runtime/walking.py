@@ -63,15 +63,20 @@ class Walk:
         """The last `count` messages before a sequence, newest first, and the sequence of the last of them."""
         found: list[StoredMessage] = []
         width = count
+        crowd = 0  # from this sequence on there are more than need be read; 0: not known
         while len(found) < count and before > 1:
             low = max(1, before - width)
+            if crowd and before - crowd > count:
+                low = (crowd + before) // 2
+            elif crowd:
+                low, crowd = crowd, 0
             some = await self._range(low, before, 2 * count)
-            if len(some) > 2 * count:  # more than need be read: nearer to where we are
-                width = max(count, width // WIDEN)
+            if len(some) > 2 * count:
+                crowd = low
                 continue
             found += reversed(some)
             before = low
-            if len(some) < count:
+            if len(some) < count and not crowd:
                 width *= WIDEN
         if len(found) > count:
             del found[count:]
