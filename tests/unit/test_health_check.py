@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +17,12 @@ from laneway.runtime.health_check import READY_FILE, main, trouble_of
 
 
 @contextmanager
-def serving(status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> Iterator[str]:
+def answering(*, serving: bool) -> Iterator[str]:
+    answer = health_pb2.HealthCheckResponse
     with ThreadPoolExecutor(1) as pool:
         server = grpc.server(pool)
         servicer = health.HealthServicer()
-        servicer.set("", status)
+        servicer.set("", answer.SERVING if serving else answer.NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
@@ -37,14 +39,23 @@ def ready_file(folder: Path, *, address: str, pid: int | None = None) -> str:
 
 
 def test_a_service_is_asked_by_grpc(tmp_path: Path):
-    with serving(health_pb2.HealthCheckResponse.SERVING) as address:
+    with answering(serving=True) as address:
         assert trouble_of(ready_file(tmp_path, address=address)) == ""
     assert "does not answer" in trouble_of(ready_file(tmp_path, address=address))
 
 
 def test_a_service_that_drains_is_not_healthy(tmp_path: Path):
-    with serving(health_pb2.HealthCheckResponse.NOT_SERVING) as address:
+    with answering(serving=False) as address:
         assert trouble_of(ready_file(tmp_path, address=address)) == "NOT_SERVING"
+
+
+def test_a_service_with_tls_is_asked_by_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LANEWAY_GRPC__TLS_CERT_FILE", "/certs/x.pem")
+    monkeypatch.setenv("LANEWAY_GRPC__TLS_KEY_FILE", "/certs/x.key")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        path = ready_file(tmp_path, address=f"0.0.0.0:{server.getsockname()[1]}")
+        assert trouble_of(path) == ""
+    assert "does not answer" in trouble_of(path)
 
 
 def test_a_worker_is_healthy_while_its_process_lives(tmp_path: Path):

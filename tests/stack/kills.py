@@ -1,0 +1,153 @@
+"""What callers of the stack saw while a part of it was killed: streams, submitted jobs and a NATS producer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from laneway.client import Client, JobState, Lane, LanewayError, RequestFields, RetryParams
+from tests.stack.composed import ROOT, Composed
+
+STREAM_TOKENS, BATCH_TOKENS = 64, 24
+STREAMS, SUBMITS, PUBLISHED, GAP_S = 6, 6, 12, 0.5
+# By default a priority call is tried twice; an outage lasts longer than that.
+PATIENCE = RetryParams(attempts_max=dict.fromkeys(Lane, 100), floor_per_s=10.0)
+
+
+@dataclass
+class Kill:
+    """One kill, and everything that was under way meanwhile."""
+
+    victim: str
+    back_s: float = 0.0  # until its container was healthy again
+    note: str = ""
+    streams: list[Stream] = field(default_factory=list)
+    jobs: list[str] = field(default_factory=list)  # submitted over gRPC
+    retried: Counter[str] = field(default_factory=Counter)  # reasons that the client heard and tried again after
+    states: Counter[str] = field(default_factory=Counter)  # of all jobs but the streams', in the end
+    produced: dict[str, Any] = field(default_factory=dict)  # the producer's last line
+
+    @property
+    def ends(self) -> Counter[str]:
+        """How often each job was said to have ended."""
+        jobs = [*self.jobs, *self.produced["accepted"], *(stream.job_id for stream in self.streams)]
+        return Counter({job: self.produced["ends"].get(job, 0) for job in jobs})
+
+
+@dataclass
+class Stream:
+    """One attached caller, who sees each token index once and in order, or an error."""
+
+    job_id: str = ""
+    indices: list[int] = field(default_factory=list)
+    attempt: int = 0
+    stall_s: float = 0.0
+    error: str = ""
+
+    async def run(self, client: Client, number: int) -> None:
+        request = _request(f"Tell me a story about the number {number}.", Lane.PRIORITY, STREAM_TOKENS)
+        try:
+            async with client.generate(**request) as stream:
+                self.job_id = stream.job_id
+                async for chunk in stream:
+                    self.indices += range(chunk.first_index, chunk.first_index + len(chunk.token_ids))
+            self.attempt, self.stall_s = stream.finished.attempt, stream.finished.stall_s
+        except LanewayError as error:
+            self.error = error.reason
+
+
+class Producer:
+    """tests/stack/producer.py in a container of the stack's network."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def line(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        text = await self._process.stdout.readline()
+        assert text, f"the producer ended with status {await self._process.wait()}"
+        line: dict[str, Any] = json.loads(text)
+        return line
+
+    async def until(self, key: str, value: object = None) -> dict[str, Any]:
+        """Its next line that has the key, with the value if one is given."""
+        while True:
+            line = await self.line()
+            if key in line and value in (None, line[key]):
+                return line
+
+
+@asynccontextmanager
+async def producer(stack: Composed) -> AsyncIterator[Producer]:
+    process = await asyncio.create_subprocess_exec(
+        *("docker", "compose", "run", "--rm", "--no-TTY", "--no-deps", "producer", str(PUBLISHED), str(GAP_S)),
+        cwd=ROOT,
+        env=stack.environment,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Producer(process)
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+
+
+async def submit(client: Client, number: int) -> str:
+    return (await client.submit(**_request(f"Describe the number {number}.", Lane.BATCH, BATCH_TOKENS))).job_id
+
+
+async def end_of(client: Client, job_id: str) -> str:
+    """The state in which a job ended, with its number of tokens if that is not as asked for."""
+    job = await client.wait(job_id, timeout_s=600.0)
+    whole = job.state is not JobState.SUCCEEDED or job.usage.completion_tokens == BATCH_TOKENS
+    return job.state.value if whole else f"{job.state.value} with {job.usage.completion_tokens} tokens"
+
+
+def _request(text: str, lane: Lane, max_tokens: int) -> RequestFields:
+    """With the times that a slow machine needs."""
+    return {
+        "model": "chat",
+        "messages": [{"role": "user", "content": text}],
+        "lane": lane,
+        "max_tokens": max_tokens,
+        "ttft_target_s": 600.0,
+        "deadline_s": 1200.0,
+        "temperature": 0.0,
+        "ignore_eos": True,
+    }
+
+
+def table(kills: Sequence[Kill]) -> list[str]:
+    """What each kill cost those who called."""
+    rows = [("killed -9", "back", "streams", "longest pause", "submits", "producer", "ended once")]
+    for kill in kills:
+        broken = Counter(stream.error for stream in kill.streams if stream.error)
+        whole = [stream for stream in kill.streams if not stream.error]
+        moved = sum(stream.attempt > 1 for stream in whole)
+        retried, produced = sum(kill.retried.values()), kill.produced
+        ended = sum(count == 1 for count in kill.ends.values())
+        rows.append(
+            (
+                kill.victim,
+                f"{kill.back_s:.1f} s",
+                f"{len(whole)} of {len(kill.streams)} whole, {moved} moved{_counts(broken)}",
+                f"{max((stream.stall_s for stream in whole), default=0.0):.1f} s",
+                f"{len(kill.jobs)} accepted, {retried} retries{_counts(kill.retried)}",
+                f"{len(produced['accepted'])} accepted, {sum(produced['retries'].values())} retries",
+                f"{ended} of {len(kill.ends)}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [*lines, *(f"{kill.victim}: {kill.note}" for kill in kills if kill.note)]
+
+
+def _counts(reasons: Counter[str]) -> str:
+    return f" ({', '.join(f'{count} {reason}' for reason, count in sorted(reasons.items()))})" if reasons else ""
