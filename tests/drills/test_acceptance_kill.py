@@ -102,7 +102,7 @@ async def test_answers_survive_kill_9_of_a_worker_word_for_word_and_detached_job
     async with (
         LocalStack(options) as stack,
         Client(stack.addresses.admission) as client,
-        producer(stack.addresses.nats) as watcher,
+        producer(stack.addresses.nats, nkeys=stack.nkeys) as watcher,
     ):
         numbers = range(6)
         undisturbed = await answers(client, numbers)

@@ -16,7 +16,6 @@ from laneway.core.lanes import LANES
 from laneway.runtime.bus import Bus
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.records import RecordStore
-from laneway.runtime.settings import NatsSettings
 from tests.support.nats import REGION, eventually
 from tests.support.producer import TENANT, Producer, producer
 
@@ -54,11 +53,11 @@ def request_of(number: int) -> RequestFields:
 
 
 async def test_500_detached_jobs_over_three_lanes_and_three_workers_end_exactly_once():
-    async with LocalStack(OPTIONS) as stack, producer(stack.addresses.nats) as watcher:
+    async with LocalStack(OPTIONS) as stack, producer(stack.addresses.nats, nkeys=stack.nkeys) as watcher:
         job_ids = await submit_all(stack.addresses.admission, watcher)
         assert len(set(job_ids.values())) == JOBS
         await eventually(lambda: watcher.ends.total() >= JOBS, timeout_s=120)
-        bus = await Bus.connect(NatsSettings(url=stack.addresses.nats), name="test")
+        bus = await Bus.connect(stack.nats_settings("operator"), name="test", role="operator")
         try:
             await eventually(lambda: nothing_waits(bus), timeout_s=30)
             records = {number: await record_of(bus, job_id) for number, job_id in job_ids.items()}

@@ -105,7 +105,7 @@ async def running() -> AsyncIterator[Running]:
     async with (
         LocalStack(OPTIONS) as stack,
         Client(stack.addresses.admission) as client,
-        producer(stack.addresses.nats) as made,
+        producer(stack.addresses.nats, nkeys=stack.nkeys) as made,
     ):
         yield Running(stack, client, made)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import nats
 import nats.aio.client
@@ -64,15 +65,27 @@ class Producer:
 
 
 @asynccontextmanager
-async def producer(url: str, tenant: str = TENANT) -> AsyncIterator[Producer]:
-    nc = await nats.connect(url)
-    try:
+async def producer(url: str, tenant: str = TENANT, *, nkeys: Path | None = None) -> AsyncIterator[Producer]:
+    """`nkeys`: the folder of seeds, where NATS has users: it publishes without a credential and watches as operator."""
+    async with AsyncExitStack() as stack:
+        nc = watching = await stack.enter_async_context(_connected(url))
+        if nkeys is not None:
+            key = {"nkeys_seed": str(nkeys / "operator.seed"), "inbox_prefix": "_INBOX_operator"}
+            watching = await stack.enter_async_context(_connected(url, **key))
         made = Producer(nc, tenant)
         await nc.subscribe(f"verdict.{REGION}.{tenant}.*", cb=made._on_verdict)
-        await nc.subscribe(subjects.events(REGION), cb=made._on_event)
-        await nc.subscribe(subjects.records_of(REGION), cb=made._on_record)
-        await nc.flush()
+        await watching.subscribe(subjects.events(REGION), cb=made._on_event)
+        await watching.subscribe(subjects.records_of(REGION), cb=made._on_record)
+        for each in (nc, watching):
+            await each.flush()
         yield made
+
+
+@asynccontextmanager
+async def _connected(url: str, **key: str) -> AsyncIterator[nats.aio.client.Client]:
+    nc = await nats.connect(url, **key)
+    try:
+        yield nc
     finally:
         async with asyncio.timeout(10):
             await nc.close()

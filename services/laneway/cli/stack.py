@@ -24,10 +24,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from laneway.cli.child import POLL_S, Child, ReadyNote, StackError
+from laneway.cli.stack_users import nats_environment, nats_users
 from laneway.cli.toml_text import merged, toml_text
 
 if TYPE_CHECKING:
-    from laneway.runtime.settings import ModelSettings
+    from laneway.runtime.local_nats import LocalUsers
+    from laneway.runtime.settings import ModelSettings, NatsSettings, Settings
 
 __all__ = ["Addresses", "Child", "LocalStack", "Progress", "StackError", "StackOptions"]
 
@@ -94,6 +96,7 @@ class LocalStack:
         self.workers: list[Child] = []  # every one ever started, the dead included
         self._on_progress = on_progress or (lambda _: None)
         self._worker_count: dict[str, int] = {}
+        self._users: LocalUsers
 
     async def __aenter__(self) -> Self:
         try:
@@ -122,7 +125,9 @@ class LocalStack:
         """Starts everything and returns once all of it is ready. StackError tells what failed, with its log."""
         for folder in ("logs", "settings", "ready"):
             (self.directory / folder).mkdir(parents=True, exist_ok=True)
+        settings = self._resolved()
         models = self._models()
+        self._users = nats_users(self.nkeys, settings)
         await self._start_nats()
         await self._provision()
         try:
@@ -135,7 +140,7 @@ class LocalStack:
                         group.create_task(self.add_worker(model.pool_name))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors  # the first; the others were cancelled for it
-        await self._serves([f"{model.name}/{model.tier}" for model in models if model.workers])
+        await self._serves(settings, [f"{model.name}/{model.tier}" for model in models if model.workers])
 
     async def add_worker(self, pool: str = "", *, settings: Mapping[str, object] | None = None) -> Child:
         """Starts one more worker of a pool (default: the first) and waits until it is ready."""
@@ -213,7 +218,20 @@ class LocalStack:
         from laneway.runtime.local_nats import nats_arguments
 
         store = self.options.store or self.directory / "store"
-        return nats_arguments(store, port=port, ports_file_dir=self.directory / "ready", extra=self.options.nats_config)
+        return nats_arguments(
+            store, port=port, ports_file_dir=self.directory / "ready", users=self._users, extra=self.options.nats_config
+        )
+
+    def nats_settings(self, user: str) -> NatsSettings:
+        """To connect to the stack's NATS as one of its users: a role, or a tenant's producer ("producer-acme")."""
+        from laneway.runtime.settings import NatsSettings
+
+        return NatsSettings(url=self.addresses.nats, nkey_file=str(self.nkeys / f"{user}.seed"))
+
+    @property
+    def nkeys(self) -> Path:
+        """The seeds of all users of the stack's NATS."""
+        return self.directory / "nkeys"
 
     async def _nats_url(self, nats: Child) -> str:
         from laneway.runtime.local_nats import read_ports_file
@@ -289,6 +307,7 @@ class LocalStack:
         own = {
             "LANEWAY_CONFIG": str(settings_file),
             "LANEWAY_NATS__URL": self.addresses.nats,
+            **nats_environment(self.nkeys, command),
             "LANEWAY_PROCESS__READY_FILE": str(ready_file),
             "LANEWAY_PROCESS__METRICS_LISTEN": LOOPBACK,
             **environment,
@@ -315,22 +334,27 @@ class LocalStack:
             settings["models"] = _with_engine(settings.get("models", [_DEFAULT_MODEL]), self.options.engine)
         return settings
 
-    def _models(self) -> tuple[ModelSettings, ...]:
-        """What the stack serves, with the number of workers that it starts for each."""
-        from msgspec.structs import replace as changed
-
+    def _resolved(self) -> Settings:
+        """The common settings as the processes will have them."""
         from laneway.runtime.settings import load_settings
 
         file = self.directory / "settings" / "stack.toml"
         file.write_text(toml_text(self._settings()), encoding="utf-8")
-        models = load_settings(config=file).models
+        return load_settings(config=file)
+
+    def _models(self) -> tuple[ModelSettings, ...]:
+        """What the stack serves, with the number of workers that it starts for each."""
+        from msgspec.structs import replace as changed
+
+        models = self._resolved().models
         if self.options.workers is None:
             return models
         return tuple(changed(model, workers=self.options.workers) for model in models)
 
-    async def _serves(self, names: list[str]) -> None:
+    async def _serves(self, settings: Settings, names: list[str]) -> None:
         """Waits until the door has heard of the workers: it refuses what no worker could serve."""
         from laneway.client import Client, PermissionDenied, Unauthenticated, VerdictKind
+        from laneway.runtime.tls import client_credentials
 
         async def refusal(client: Client, name: str) -> str:
             try:
@@ -340,7 +364,8 @@ class LocalStack:
             return "" if verdict.kind is not VerdictKind.REFUSED else f"{verdict.message} ({verdict.reason})"
 
         give_up = time.monotonic() + SERVES_S_MAX
-        async with Client(self.addresses.admission, token=self.options.token or None) as client:
+        token, credentials = self.options.token or None, client_credentials(settings.grpc)
+        async with Client(self.addresses.admission, token=token, credentials=credentials) as client:
             for name in names:
                 while why := await refusal(client, name):
                     if time.monotonic() >= give_up:

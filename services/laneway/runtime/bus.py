@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
-from laneway.core.errors import ConfigError, LanewayError
+from laneway.core.errors import LanewayError
 from laneway.runtime import metrics
 from laneway.runtime.bus_errors import (
     ApiError,
@@ -34,15 +34,15 @@ from laneway.runtime.bus_errors import (
     PublishUnknown,
     StreamFull,
     WrongSequence,
-    publish_error,
     refused_act,
 )
 from laneway.runtime.clock import SystemClock
-from laneway.runtime.connecting import SafeClient, connect_failure, nkey_seed, redial, secret
+from laneway.runtime.connecting import SafeClient, redial
+from laneway.runtime.nats_login import check_version, connect_failure, credential_options, inbox_refused, no_jetstream
+from laneway.runtime.publish_acks import Stored, read_ack
 from laneway.runtime.requests import Handler, Requests, listen
 from laneway.runtime.rights import inbox_prefix
 from laneway.runtime.settings import NatsSettings
-from laneway.runtime.tls import nats_context
 
 __all__ = [
     "ApiError",
@@ -60,7 +60,6 @@ __all__ = [
     "WrongSequence",
 ]
 
-SERVER_VERSION_MIN = (2, 15)
 PAYLOAD_HEADROOM_BYTES = 4096  # for what the server adds: schedule, republish and direct-get headers
 API_PATIENCE = 2.5  # requests of the API may take longer than publishes by this factor
 CLOSE_TIMEOUT_S = 2.0
@@ -69,28 +68,6 @@ _log = structlog.get_logger(__name__)
 _errors = metrics.counter("laneway_bus_errors_total", "Errors of NATS connections, refused permissions among them")
 _reconnects = metrics.counter("laneway_bus_reconnects_total", "Times a NATS connection was made again")
 _refused = metrics.counter("laneway_bus_publish_failures_total", "Publishes not acknowledged as stored", ("reason",))
-
-
-class _Refusal(msgspec.Struct):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
-
-
-class _PubAck(msgspec.Struct):
-    seq: int = 0
-    duplicate: bool = False
-    error: _Refusal | None = None
-
-
-class Stored(msgspec.Struct, frozen=True):
-    """A JetStream acknowledgement. `duplicate`: the server had this Nats-Msg-Id and stored nothing new."""
-
-    sequence: int
-    duplicate: bool
-
-
-_ack_decoder = msgspec.json.Decoder(_PubAck)
 
 
 class Bus:
@@ -118,7 +95,7 @@ class Bus:
         """
         client = SafeClient()
         bus = cls(client, name, settings.request_timeout_s)
-        seed, tls = nkey_seed(settings.nkey_file), nats_context(settings)
+        credentials = credential_options(settings)
         seen: list[Exception] = []
 
         async def on_error(error: Exception) -> None:
@@ -141,12 +118,7 @@ class Bus:
                     ping_interval=settings.ping_interval_s,  # type: ignore[arg-type]  # slept as it is
                     max_outstanding_pings=2,
                     inbox_prefix=inbox_prefix(role or name),
-                    user=settings.user or None,
-                    password=secret(settings.password_file, "nats.password_file") or None,
-                    token=secret(settings.token_file, "nats.token_file") or None,
-                    user_credentials=settings.credentials_file or None,
-                    nkeys_seed_str=seed or None,
-                    tls=tls,
+                    **credentials,
                 )
         except (TimeoutError, OSError, nats.errors.Error) as error:
             bus._closing = True
@@ -164,19 +136,16 @@ class Bus:
         return bus
 
     async def _check_server(self) -> None:
-        version = self.nc.connected_server_version
-        if (version.major, version.minor) < SERVER_VERSION_MIN:
-            raise ConfigError(
-                f"nats-server {version} at {self._url()} is too old: Laneway needs 2.15 or newer for message schedules;"
-                " upgrade it, or point nats.url at another"
-            )
+        """ConfigError where the server is not one that we can work with, or lets us do less than anybody needs."""
+        check_version(self.nc.connected_server_version, self._url())
         try:
             await self.api("INFO", {})
+        except NotPermitted:
+            # Producers may not ask, and need nothing of JetStream but the answers to what they publish.
+            if self._requests.inbox.lower() in self._deaf_to:
+                raise inbox_refused(self._url(), self._requests.inbox) from None
         except (NoStream, ApiError) as error:
-            raise ConfigError(
-                f"JetStream is off for this account at {self._url()}: start nats-server with -js, or enable jetstream"
-                f" in the account ({error})"
-            ) from error
+            raise no_jetstream(self._url(), error) from error
 
     def _url(self) -> str:
         url = self.nc.connected_url
@@ -222,6 +191,8 @@ class Bus:
         """Whoever waits for it learns at once what else would show as a silence."""
         if kind == "subscription":
             self._deaf_to.add(subject)
+            if subject == self._requests.inbox.lower():
+                self._requests.fail_all(lambda: NotPermitted(f"subscribe to {subject}"))
         elif hasattr(self, "_requests"):
             self._requests.refuse(subject, lambda: NotPermitted(f"publish to {subject}"))
 
@@ -284,13 +255,7 @@ class Bus:
             raise PublishUnknown(f"publish to {subject}: {error.message}") from error
         except nats.errors.Error as error:
             raise NotConnected(f"publish to {subject}: {error!r}") from error
-        try:
-            ack = _ack_decoder.decode(msg.data)
-        except msgspec.DecodeError as error:
-            raise PublishUnknown(f"publish to {subject}: the acknowledgement does not parse") from error
-        if ack.error is not None:
-            raise publish_error(ack.error.code, ack.error.err_code, ack.error.description)
-        return Stored(ack.seq, ack.duplicate)
+        return read_ack(subject, msg.data)
 
     async def emit(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Publishes a core message: at most once, to whoever listens now."""

@@ -1,20 +1,15 @@
-"""Connecting to NATS: the client with two of its faults mended, when to dial again, and what a failure means."""
+"""The NATS client with some of its faults mended, and when to dial again."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import nats.errors
 from nats.aio.client import Client, Server
 from nats.aio.transport import TcpTransport
-
-from laneway.core.errors import ConfigError, Unavailable
-from laneway.runtime.nats_users import public_key
-from laneway.runtime.tls import handshake_failure
 
 RECONNECT_S_MAX = 2.0
 NO_TLS = "nats: the server does not ask for TLS"
@@ -119,43 +114,3 @@ def redial(wait_s: float) -> Callable[[list[Server], dict[str, Any]], tuple[Serv
         return server, random.uniform(0.0, ceiling_s)
 
     return next_server
-
-
-def secret(path: str, setting: str) -> str:
-    if not path:
-        return ""
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}") from error
-
-
-def nkey_seed(path: str) -> str:
-    """The seed that nats.nkey_file names; ConfigError where it is none."""
-    seed = secret(path, "nats.nkey_file")
-    if seed:
-        try:
-            public_key(seed)
-        except ConfigError as error:
-            raise ConfigError(f"nats.nkey_file: {path}: {error}") from None
-    return seed
-
-
-def connect_failure(url: str, seen: list[Exception]) -> Exception:
-    texts = [str(error) or type(error).__name__ for error in seen]
-    refused = next((text for text in texts if "authorization" in text.lower()), "")
-    text = refused or texts[-1]
-    if refused:
-        return ConfigError(
-            f"NATS at {url} refused our credentials; check nats.nkey_file (or nats.user and password_file, token_file,"
-            f" credentials_file), and that this server knows them ({text})"
-        )
-    for each in texts:
-        if each == NO_TLS:
-            return ConfigError(
-                f"NATS at {url} speaks no TLS, which nats.tls_ca_file, tls_cert_file or a tls:// URL asks for: set up"
-                " tls in its configuration, or take them away"
-            )
-        if why := handshake_failure("nats", f"NATS at {url}", each):
-            return ConfigError(f"{why} ({each})")
-    return Unavailable(f"no NATS server answers at {url} ({text}); start one with `laneway up`, or set nats.url")

@@ -54,12 +54,13 @@ class Requests:
 
     def __init__(self, client: SafeClient, inbox: str) -> None:
         self._client = client
+        self.inbox = f"{inbox}.*"  # what it must be able to hear
         self._prefix = f"{inbox}."
         self._count = 0
         self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}  # subject and future, by reply subject
 
     async def start(self) -> None:
-        await listen(self._client, f"{self._prefix}*", self._answered)
+        await listen(self._client, self.inbox, self._answered)
 
     def _answered(self, msg: Msg) -> None:
         waiting = self._waiting.pop(msg.subject, None)

@@ -77,6 +77,7 @@ def producer_rights(region: str, tenant: str, lanes: Iterable[Lane] = LANES, *, 
             *(subjects.ingest(region, lane, tenant) for lane in lanes),
             _direct(subjects.verdict_stream(region), own_verdicts),
             _direct(subjects.jobs_stream(region), own_records),
+            f"{inbox}.>",
         ),
         subscribe=(own_verdicts, own_records, f"{inbox}.>"),
     )
