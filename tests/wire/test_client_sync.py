@@ -27,6 +27,21 @@ with Client(sys.argv[1]) as client, client.generate(model="chat", prompt="Hi") a
     for chunk in stream:
         print(chunk.text, flush=True)
 """
+FORKED = """
+import os, sys
+from laneway.client.sync import Client
+with Client(sys.argv[1]) as client:
+    if child := os.fork():
+        os.waitpid(child, 0)
+        print("parent:", client.submit(model="chat", prompt="Hi").job_id, flush=True)
+    else:
+        try:
+            client.get_job("local-job")
+        except RuntimeError as error:
+            print("child:", str(error).partition(",")[0], flush=True)
+        client.close()
+        os._exit(0)
+"""
 FORGETFUL = """
 import sys
 from laneway.client.sync import Client
@@ -177,6 +192,15 @@ def test_a_wrong_address_leaves_no_thread():
     with pytest.raises(ConfigError, match="host:port"):
         Client("http://127.0.0.1:7070")
     assert laneway_threads() == []
+
+
+async def test_a_client_taken_through_a_fork_is_no_client_and_says_so():
+    async with serving(Door()) as door:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", FORKED, door.address, stdout=PIPE, stderr=PIPE
+        )
+        out, _ = await asyncio.wait_for(process.communicate(), 20)
+        assert out.decode().splitlines() == ["child: this client's thread is gone", "parent: local-job"]
 
 
 async def test_ctrl_c_ends_the_call_and_the_program():

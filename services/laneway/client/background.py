@@ -68,7 +68,7 @@ class BackgroundLoop:
             raise
         with self._lock:
             closed, self._closed = self._closed, True
-        if closed:
+        if closed or not self._thread.is_alive():
             last.close()
             return
         try:

@@ -9,8 +9,9 @@
         print(stream.finished.usage)
 
 Decides nothing: each method runs the async client's method of the same name on a loop in the background, one thread
-for each client. Names, parameters and words are the async client's, which a test holds. Threads may share a client;
-Ctrl-C ends the call that it interrupts. The values and errors are those of laneway.client.
+for each client, where its callbacks are called too. Names, parameters and words are the async client's, which a test
+holds. Threads may share a client; Ctrl-C ends the call that it interrupts. Values and errors are those of
+laneway.client.
 """
 
 from __future__ import annotations
