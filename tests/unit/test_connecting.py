@@ -8,6 +8,7 @@ import pytest
 from nats.aio.client import Client, Server
 
 from laneway.runtime.connecting import RECONNECT_S_MAX, SafeClient, redial
+from tests.support.nats import eventually
 
 
 @dataclass
@@ -58,3 +59,51 @@ async def test_a_close_that_is_cancelled_ends(monkeypatch: pytest.MonkeyPatch):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+class Written(SafeClient):
+    """Keeps what would go to the socket, by write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self._max_payload = 1 << 20
+        self._max_pending_size = 2 << 20
+        self._status = Client.CONNECTED
+
+    def _write_pending(self) -> None:
+        self.writes.append(b"".join(self._pending))
+        self._pending, self._pending_data_size = [], 0
+
+    def numbers(self) -> list[int]:
+        """The payloads of all messages in the order in which they leave."""
+        return [int(line) for line in b"".join(self.writes).split(b"\r\n")[1::2]]
+
+
+async def test_the_first_of_a_turn_leaves_at_once_and_the_others_together():
+    client = Written()
+    for number in range(50):
+        client.post("s", b"%d" % number)
+        assert client.writes
+    await asyncio.sleep(0)
+    assert len(client.writes) == 2
+    assert client.numbers() == list(range(50))
+
+
+async def test_many_turns_share_their_writes_in_order():
+    client = Written()
+    for number in range(2000):
+        client.post("s", b"%d" % number)
+        await asyncio.sleep(0)
+    await eventually(lambda: not client._pending)
+    assert client.numbers() == list(range(2000))
+    assert len(client.writes) < 1000
+
+
+async def test_much_at_once_does_not_wait_for_the_turn():
+    client = Written()
+    for _ in range(100):
+        client.post("s", bytes(50_000))
+        assert client._pending_data_size <= 200_000
+    await asyncio.sleep(0)
+    assert sum(map(len, client.writes)) > 5_000_000

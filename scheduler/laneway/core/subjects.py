@@ -5,6 +5,7 @@ Caller text never enters a subject: each token was checked or is ours. See docs/
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from sys import intern
 
@@ -24,7 +25,14 @@ H_RECORD_DEADLINE = "Laneway-Deadline"  # Unix ms
 H_RECORD_CREATED = "Laneway-Created"  # Unix ms
 
 
+# As many tokens as one likes: one match for a whole subject.
+_SUBJECT = re.compile(r"(?:[A-Za-z0-9_-]{1,64}|\*)(?:\.(?:[A-Za-z0-9_-]{1,64}|\*))*(?:\.>)?\Z")
+
+
 def _join(*tokens: str) -> str:
+    subject = ".".join(tokens)
+    if subject.count(".") == len(tokens) - 1 and _SUBJECT.match(subject):
+        return subject
     for token in tokens:
         if not (is_token(token) or token in ("*", ">")):
             raise ValueError(f"not a subject token: {token!r}")

@@ -125,7 +125,10 @@ def admit(ask: Ask, situation: Situation, params: AdmitParams) -> Decision:
     judge = _judge_parking if contract.lane.may_park else _judge_priority
     refused: list[Decision] = []
     for index, candidate in enumerate(ask.candidates):
-        decision = _never(ask, candidate, situation, params) or judge(ask, candidate, situation, params, index > 0)
+        reachable = _reachable(contract, candidate, situation, params)
+        decision = _never(ask, candidate, reachable, situation)
+        if decision is None:
+            decision = judge(ask, candidate, reachable, situation, params, index > 0)
         if decision.refusal is None:
             return decision
         refused.append(decision)
@@ -144,10 +147,9 @@ def _retry_order(decision: Decision) -> float:
     return retry if retry is not None else float("inf")
 
 
-def _never(ask: Ask, candidate: Candidate, situation: Situation, params: AdmitParams) -> Decision | None:
+def _never(ask: Ask, candidate: Candidate, contract: Contract, situation: Situation) -> Decision | None:
     """The refusal of a request that this pool could not serve even if it were idle."""
     pool = candidate.pool
-    contract = _reachable(ask.contract, candidate, situation, params)
     view = situation.views[pool.name]
     most = pool.cost(candidate.prompt_tokens, candidate.max_tokens)
     if contract.cost_max is not None and most > contract.cost_max:
@@ -185,10 +187,11 @@ def _reachable(contract: Contract, candidate: Candidate, situation: Situation, p
     return within_reach(contract, default, rate.ttft_s(candidate.prompt_tokens))
 
 
-def _judge_priority(ask: Ask, candidate: Candidate, situation: Situation, params: AdmitParams, moved: bool) -> Decision:
+def _judge_priority(
+    ask: Ask, candidate: Candidate, contract: Contract, situation: Situation, params: AdmitParams, moved: bool
+) -> Decision:
     pool = candidate.pool
     view = situation.views[pool.name]
-    contract = _reachable(ask.contract, candidate, situation, params)
     if not view.plan.workers:
         return _refused(
             ask, candidate, contract, Unavailable, "NO_WORKER", f"the pool {pool.name} has no worker now",
@@ -223,10 +226,11 @@ def _judge_priority(ask: Ask, candidate: Candidate, situation: Situation, params
     return _accepted(ask, candidate, contract, situation, params, eta, moved)
 
 
-def _judge_parking(ask: Ask, candidate: Candidate, situation: Situation, params: AdmitParams, moved: bool) -> Decision:
+def _judge_parking(
+    ask: Ask, candidate: Candidate, contract: Contract, situation: Situation, params: AdmitParams, moved: bool
+) -> Decision:
     pool, lane = candidate.pool, ask.contract.lane
     view = situation.views[pool.name]
-    contract = _reachable(ask.contract, candidate, situation, params)
     eta = etas.parking_eta(
         pool, view, lane, candidate.prompt_tokens, candidate.expected_tokens, floor=max(1e-3, params.floor)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from functools import lru_cache
 
 from laneway.core.job import GenerateTask
 
@@ -15,4 +16,9 @@ def group_of(pool: str, tenant: str, task: GenerateTask) -> str:
     """10 base32 characters: equal for jobs of one pool, adapter, salt and prompt beginning, salted by tenant."""
     head = ",".join(map(str, task.prompt_ids[:PREFIX_TOKENS]))
     key = "\x00".join((pool, tenant, task.adapter, task.cache_salt, str(task.constrained), head))
+    return _hash(key)
+
+
+@lru_cache(256)  # jobs that are worth running side by side come side by side
+def _hash(key: str) -> str:
     return base64.b32encode(hashlib.sha256(key.encode()).digest()).decode().lower()[:GROUP_LENGTH]

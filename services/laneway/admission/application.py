@@ -11,6 +11,9 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+
+from prometheus_client import Counter
 
 from laneway.admission.accept import UNREACHABLE_RETRY_S, Acceptance, Acceptor
 from laneway.admission.answers import Answer
@@ -290,4 +293,9 @@ def _counted(lane: Lane) -> Iterator[None]:
         outcome = "cancelled" if isinstance(error, asyncio.CancelledError | GeneratorExit) else "internal"
         raise
     finally:
-        _requests.labels(lane=lane.value, outcome=outcome).inc()
+        _count_of(lane, outcome).inc()
+
+
+@lru_cache(128)  # looking a counter up costs more than counting
+def _count_of(lane: Lane, outcome: str) -> Counter:
+    return _requests.labels(lane=lane.value, outcome=outcome)

@@ -22,7 +22,7 @@ from laneway.runtime.wire import checks
 from laneway.v1 import admission_pb2 as pb
 
 WINDOW = 256  # items of a call that are worked on at once
-WINDOW_BYTES = 4 * 1024 * 1024  # and how large they may be together; one more is always taken
+WINDOW_BYTES = 1024 * 1024  # and how large they may be together; one more is always taken
 REF_CHARACTERS_MAX = 128
 DRAINING_RETRY_S = 1.0
 METHOD = "SubmitMany"

@@ -13,6 +13,31 @@ DEADLINE_S_MAX = 30 * 86_400.0  # a schedule far out would fire at once
 REGIONS_MAX = 16
 LABELS_MAX = 16
 LABEL_CHARACTERS_MAX = 64
+_REPEATED_MAX = 64
+_repeated: dict[tuple[bytes, bool], tuple[PolicySettings, Contract]] = {}
+
+
+def parse_repeated_contract(
+    message: common_pb2.Contract, now_s: float, defaults: PolicySettings, *, attached: bool, field: str
+) -> Contract:
+    """As parse_contract. Callers with many jobs say the same in each, and get the same value while it holds.
+
+    It holds at another time only if it has a deadline of its own, and until that or its not_before has passed.
+    """
+    if not message.HasField("deadline"):
+        return parse_contract(message, now_s, defaults, attached=attached, field=field)
+    key = message.SerializeToString(), attached
+    before = _repeated.get(key)
+    if before is not None:
+        known_defaults, contract = before
+        passed = contract.deadline_s <= now_s or 0.0 < contract.not_before_s <= now_s
+        if known_defaults is defaults and not passed:
+            return contract
+    contract = parse_contract(message, now_s, defaults, attached=attached, field=field)
+    if len(_repeated) >= _REPEATED_MAX:
+        _repeated.clear()
+    _repeated[key] = defaults, contract
+    return contract
 
 
 def parse_contract(

@@ -24,8 +24,20 @@ from laneway.runtime.wire import enums
 from laneway.runtime.wire.times import duration_of, span_s, timestamp_of, unix_s
 from laneway.v1 import common_pb2, task_pb2
 
+_last_contract: tuple[Contract | None, common_pb2.Contract] = (None, common_pb2.Contract())
+
 
 def contract_to_proto(contract: Contract) -> common_pb2.Contract:
+    """To be put into another message, which copies it: the same contract gives the same message again."""
+    global _last_contract  # noqa: PLW0603 - jobs that come together share one
+    last, message = _last_contract
+    if last is not contract:
+        message = _contract_to_proto(contract)
+        _last_contract = contract, message
+    return message
+
+
+def _contract_to_proto(contract: Contract) -> common_pb2.Contract:
     return common_pb2.Contract(
         lane=enums.LANE_TO_WIRE[contract.lane],
         ttft_target=duration_of(contract.ttft_target_s),

@@ -6,7 +6,9 @@ in tokens are checked after tokenising (policy.contract).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from laneway.core.catalogue import Catalogue, Pool
 from laneway.core.errors import InvalidRequest, Unsupported
@@ -15,13 +17,14 @@ from laneway.core.lanes import Isolation
 from laneway.core.prompt import Prompt, TokenPrompt
 from laneway.runtime.settings import PolicySettings
 from laneway.runtime.wire import checks
-from laneway.runtime.wire.contracts import parse_contract
+from laneway.runtime.wire.contracts import parse_repeated_contract
 from laneway.runtime.wire.needs import Need, check_needs
 from laneway.runtime.wire.prompts import parse_prompt
 from laneway.runtime.wire.sampling import FormatRequest, SamplingRequest, parse_format, parse_sampling
 from laneway.v1 import task_pb2
 
 _GENERATE = "spec.generate"
+_REPEATED_BYTES_MAX = 256  # of a sampling that is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,49 +70,69 @@ def parse_spec(
     checks.no_unknown_fields(spec, "spec")
     needs: list[Need] = []
     model = _model(spec.model)
-    contract = parse_contract(spec.contract, now_s, defaults, attached=attached, field="spec.contract")
+    contract = parse_repeated_contract(spec.contract, now_s, defaults, attached=attached, field="spec.contract")
     if contract.isolation is Isolation.STRICT:
         needs.append(Need("strict_isolation", "spec.contract.isolation"))
     pools = catalogue.resolve(model, contract.least_tier)
     task = _generate_task(spec)
     prompt = parse_prompt(task, _GENERATE, needs)
-    sampling = parse_sampling(task.sampling, f"{_GENERATE}.sampling", needs)
+    sampling, sampling_needs = _sampling(task.sampling)
+    needs += sampling_needs
     wanted = FormatRequest()
     if task.HasField("response_format"):
         wanted = parse_format(task.response_format, f"{_GENERATE}.response_format", needs)
     _parse_tools(task, needs)
-    parsed = ParsedSpec(
+    adapter = _named(task.adapter, "adapters", f"{_GENERATE}.adapter", needs)
+    cache_salt = _named(task.cache_salt, "cache_salt", f"{_GENERATE}.cache_salt", needs)
+    return ParsedSpec(
         model=model,
-        pools=pools,
+        pools=_able_pools(pools, prompt, sampling, needs),
         prompt=prompt,
         sampling=sampling,
         format=wanted,
         contract=contract,
-        adapter=_named(task.adapter, "adapters", f"{_GENERATE}.adapter", needs),
-        cache_salt=_named(task.cache_salt, "cache_salt", f"{_GENERATE}.cache_salt", needs),
+        adapter=adapter,
+        cache_salt=cache_salt,
         needs=tuple(needs),
     )
-    return replace(parsed, pools=_able_pools(parsed))
 
 
-def check_capabilities(pool: Pool, parsed: ParsedSpec) -> None:
+def _sampling(message: task_pb2.Sampling) -> tuple[SamplingRequest, tuple[Need, ...]]:
+    """Callers with many jobs say the same in each."""
+    data = message.SerializeToString()
+    return _repeated_sampling(data) if len(data) <= _REPEATED_BYTES_MAX else _checked_sampling(message)
+
+
+@lru_cache(64)
+def _repeated_sampling(data: bytes) -> tuple[SamplingRequest, tuple[Need, ...]]:
+    return _checked_sampling(task_pb2.Sampling.FromString(data))
+
+
+def _checked_sampling(message: task_pb2.Sampling) -> tuple[SamplingRequest, tuple[Need, ...]]:
+    needs: list[Need] = []
+    return parse_sampling(message, f"{_GENERATE}.sampling", needs), tuple(needs)
+
+
+def _check_pool(pool: Pool, prompt: Prompt, sampling: SamplingRequest, needs: Sequence[Need]) -> None:
     """Unsupported, or InvalidRequest for a token id that the pool does not know, naming the field."""
-    check_needs(pool, parsed.needs)
-    if isinstance(parsed.prompt, TokenPrompt):
-        _check_ids(parsed.prompt.ids, pool, f"{_GENERATE}.tokens.ids")
-    if parsed.sampling.stop_token_ids:
-        _check_ids(parsed.sampling.stop_token_ids, pool, f"{_GENERATE}.sampling.stop_token_ids")
-    if parsed.sampling.logit_bias:
-        _check_ids(tuple(parsed.sampling.logit_bias), pool, f"{_GENERATE}.sampling.logit_bias")
+    check_needs(pool, needs)
+    if isinstance(prompt, TokenPrompt):
+        _check_ids(prompt.ids, pool, f"{_GENERATE}.tokens.ids")
+    if sampling.stop_token_ids:
+        _check_ids(sampling.stop_token_ids, pool, f"{_GENERATE}.sampling.stop_token_ids")
+    if sampling.logit_bias:
+        _check_ids(tuple(sampling.logit_bias), pool, f"{_GENERATE}.sampling.logit_bias")
 
 
-def _able_pools(parsed: ParsedSpec) -> tuple[Pool, ...]:
+def _able_pools(
+    pools: Sequence[Pool], prompt: Prompt, sampling: SamplingRequest, needs: Sequence[Need]
+) -> tuple[Pool, ...]:
     """The pools that can do all that is asked; where none can, the first one's objection is raised."""
     able: list[Pool] = []
     objection: InvalidRequest | None = None
-    for pool in parsed.pools:
+    for pool in pools:
         try:
-            check_capabilities(pool, parsed)
+            _check_pool(pool, prompt, sampling, needs)
             able.append(pool)
         except InvalidRequest as error:
             objection = objection or error
