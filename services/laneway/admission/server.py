@@ -165,6 +165,10 @@ async def _house(
         stack.enter_context(
             metrics.live_gauge("laneway_door_streams", "Live streams.", ("lane",), lambda: _stream_samples(door))
         )
+        text = "Use of the queue's storage, 0 to 1; no sample while it is unknown."
+        stack.enter_context(
+            metrics.live_gauge("laneway_storage_used_ratio", text, (), lambda: _storage_samples(storage))
+        )
         admission = Admission(
             region,
             door,
@@ -188,6 +192,11 @@ async def _load_tokenizers(catalogue: Catalogue) -> dict[str, Tokenizer]:
     """Reading a vocabulary takes up to a second: in a thread, before anything is promised."""
     names = dict.fromkeys(pool.tokenizer for pool in catalogue.pools)
     return {name: await asyncio.to_thread(load_tokenizer, name) for name in names}
+
+
+def _storage_samples(storage: StorageWatch) -> list[metrics.Sample]:
+    used = storage.used()
+    return [] if used is None else [({}, used)]
 
 
 def _stream_samples(door: Door) -> Iterable[metrics.Sample]:
