@@ -7,11 +7,13 @@ what was written since: nothing that was there throughout is missed, and what ch
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 
 from laneway.runtime.bus import Bus
 from laneway.runtime.reading import StoredMessage, next_from_leader
 
+READERS = 8  # requests of a walk on their way at once
 WIDEN = 4  # a range of the stream that held little is followed by one so much wider
 
 
@@ -50,8 +52,8 @@ class Walk:
         found, before = await self._down(place.before, count)
         if found:
             return found, replace(place, before=before)
-        some = await self._range(place.up + 1, None, count)
-        return some[:count], Place(before, some[:count][-1].sequence if some else place.up)
+        some = await self._upwards(place.up + 1, None, count)
+        return some, Place(before, some[-1].sequence if some else place.up)
 
     async def at_end(self, place: Place) -> bool:
         first = await next_from_leader(self._bus, self._stream, self._filter, 1)
@@ -70,8 +72,8 @@ class Walk:
                 low = (crowd + before) // 2
             elif crowd:
                 low, crowd = crowd, 0
-            some = await self._range(low, before, 2 * count)
-            if len(some) > 2 * count:
+            some = await self._between(low, before, 2 * count)
+            if some is None:
                 crowd = low
                 continue
             found += reversed(some)
@@ -83,10 +85,20 @@ class Walk:
             before = found[-1].sequence
         return found, before
 
-    async def _range(self, low: int, before: int | None, most: int) -> list[StoredMessage]:
-        """The messages of [low, before) in stream order; one more than `most` says that there are more."""
+    async def _between(self, low: int, before: int, most: int) -> list[StoredMessage] | None:
+        """The messages of [low, before) in stream order, or None where there are more than need be read."""
+        part = -(-(before - low) // max(1, min(READERS, most // 16)))
+        bounds = [(at, min(at + part, before)) for at in range(low, before, part)]
+        each = most // len(bounds) + 1
+        parts = await asyncio.gather(*(self._upwards(at, end, each) for at, end in bounds))
+        # A part that is full and narrow holds all there can be.
+        full = any(len(some) == each and end - at > each for some, (at, end) in zip(parts, bounds, strict=True))
+        return None if full else [message for some in parts for message in some]
+
+    async def _upwards(self, low: int, before: int | None, most: int) -> list[StoredMessage]:
+        """The first messages of [low, before) in stream order."""
         found: list[StoredMessage] = []
-        while len(found) <= most and (before is None or low < before):
+        while len(found) < most and (before is None or low < before):
             message = await next_from_leader(self._bus, self._stream, self._filter, low)
             if message is None or (before is not None and message.sequence >= before):
                 break
