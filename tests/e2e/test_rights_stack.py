@@ -93,6 +93,7 @@ def violations(stack: LocalStack) -> list[str]:
     return [line for line in lines if " violation" in line.lower()]
 
 
+@pytest.mark.slow
 async def test_a_whole_stack_works_with_the_rights_of_its_roles_alone():
     async with LocalStack(StackOptions(settings={"models": [MODEL]})) as stack:
         await every_kind_of_work(stack)

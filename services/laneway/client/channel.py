@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from laneway.core.clock import Clock
-from laneway.core.errors import ConfigError, DeadlineExceeded, LanewayError, Unavailable
+from laneway.core.errors import Code, ConfigError, DeadlineExceeded, ErrorRow, LanewayError, Unavailable
 from laneway.core.lanes import Lane
 from laneway.policy.retry import Attempted, RetryBudget, RetryParams, decide_retry
 from laneway.runtime import grpc_options
@@ -31,12 +31,24 @@ CALL_S_MAX = 10.0  # of a call with one answer, where the caller names no limit
 RECONNECT_S_MAX = 5.0
 NO_SERVICE = "NO_SERVICE"  # reason of an error: nothing answers at the address
 # In messages of the gRPC library, which has one status for all failures of a connection.
+_HUNG_UP = ": Socket closed"  # before a first byte
+TLS_HINT = (
+    ", what listens there hangs up: if it speaks TLS, check grpc.tls_ca_file; if it asks callers for certificates,"
+    " grpc.tls_cert_file and grpc.tls_key_file"
+)
 _NEVER_CONNECTED = ("failed to connect", "DNS resolution failed")
 
 Metadata = tuple[tuple[str, str], ...]
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Item = TypeVar("Item")
+
+
+class TlsFailed(Unavailable):
+    """The service and we could not agree on a TLS connection; the message names the setting to check."""
+
+    row = ErrorRow(Code.UNAVAILABLE, 503, False, "unavailable")
+    default_reason = "TLS_FAILED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +202,10 @@ def failure_of(rpc_error: grpc.aio.AioRpcError, address: str) -> LanewayError:
         return error
     facts = {"transport": error.message}
     if why := handshake_failure("grpc", f"the service at {address}", error.message):
-        return Unavailable(why, reason="TLS_FAILED", facts=facts)
+        return TlsFailed(why, facts=facts)
     if any(words in error.message for words in _NEVER_CONNECTED):
-        return Unavailable(f"no service answers at {address}", reason=NO_SERVICE, facts=facts)
+        hint = TLS_HINT if error.message.endswith(_HUNG_UP) else ""
+        return Unavailable(f"no service answers at {address}{hint}", reason=NO_SERVICE, facts=facts)
     return Unavailable(
         f"the connection to {address} broke: {error.message}",
         reason="CONNECTION_LOST",

@@ -104,7 +104,7 @@ def check_binding(listen: str, settings: AdmissionSettings, *, tls: bool = False
     """Refuses to serve other hosts without credentials."""
     if is_loopback_host(listen.rpartition(":")[0]) or settings.insecure_remote or (settings.tokens_file and tls):
         return
-    parts = {"tokens (admission.tokens_file)": bool(settings.tokens_file), "TLS": tls}
+    parts = {"tokens (admission.tokens_file)": bool(settings.tokens_file), "TLS (grpc.tls_cert_file)": tls}
     missing = [name for name, given in parts.items() if not given]
     raise ConfigError(
         f"{listen} can be reached from other hosts, but there is no {' and no '.join(missing)}; "

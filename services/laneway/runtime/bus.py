@@ -123,7 +123,7 @@ class Bus:
         except (TimeoutError, OSError, nats.errors.Error) as error:
             bus._closing = True
             await client.close()
-            raise connect_failure(settings.url, seen or [error]) from error
+            raise connect_failure(settings.url, seen or [error], wants_certificate=client.wants_certificate) from error
         bus._requests = Requests(client, client.new_inbox())
         bus._up.set()
         bus._connecting = False

@@ -12,7 +12,7 @@ from laneway.core.errors import ConfigError, Unavailable
 from laneway.runtime.connecting import NO_TLS
 from laneway.runtime.nats_users import public_key
 from laneway.runtime.settings import NatsSettings
-from laneway.runtime.tls import handshake_failure, nats_context
+from laneway.runtime.tls import certificate_wanted, handshake_failure, nats_context
 
 SERVER_VERSION_MIN = (2, 15)
 
@@ -88,7 +88,8 @@ def inbox_refused(where: str, inbox: str) -> ConfigError:
     )
 
 
-def connect_failure(url: str, seen: list[Exception]) -> Exception:
+def connect_failure(url: str, seen: list[Exception], *, wants_certificate: bool = False) -> Exception:
+    """`wants_certificate`: the server asks for one, and tells by hanging up that it does not like what it got."""
     texts = [str(error) or type(error).__name__ for error in seen]
     refused = next((text for text in texts if "authorization" in text.lower()), "")
     text = refused or texts[-1]
@@ -105,4 +106,6 @@ def connect_failure(url: str, seen: list[Exception]) -> Exception:
             )
         if why := handshake_failure("nats", f"NATS at {url}", each):
             return ConfigError(f"{why} ({each})")
+    if wants_certificate:
+        return ConfigError(f"{certificate_wanted('nats', f'NATS at {url}')} ({text})")
     return Unavailable(f"no NATS server answers at {url} ({text}); start one with `laneway up`, or set nats.url")

@@ -14,9 +14,16 @@ from laneway.core.errors import ConfigError
 from laneway.runtime.settings import GrpcSettings, NatsSettings
 
 # In messages of OpenSSL and of the gRPC library's own copy of it.
-_UNTRUSTED = ("certificate_verify_failed", "certificate verify failed", "unknown ca", "unknown_ca")
+_UNTRUSTED = ("certificate_verify_failed", "certificate verify failed")
 _WRONG_NAME = ("hostname mismatch", "ip address mismatch", "hostname verification", "hostname_verification")
-_NO_CERTIFICATE = ("certificate required", "certificate_required", "bad certificate", "bad_certificate")
+_NOT_TAKEN = (  # what the other end says of ours
+    "certificate required",
+    "certificate_required",
+    "bad certificate",
+    "bad_certificate",
+    "unknown ca",
+    "unknown_ca",
+)
 _ANY = ("ssl handshake", "handshake failed", "[ssl", "wrong_version_number", "wrong version number", "tlsv1")
 
 
@@ -110,11 +117,15 @@ def handshake_failure(section: str, where: str, text: str) -> str:
         return f"the certificate of {where} is for another name; call it by a name in it, or make it anew for this one"
     if any(words in lower for words in _UNTRUSTED):
         return f"the certificate of {where} is not signed by whom we trust: check {section}.tls_ca_file"
-    if any(words in lower for words in _NO_CERTIFICATE):
-        return (
-            f"{where} asks for a client certificate, or does not take ours: check {section}.tls_cert_file and"
-            f" {section}.tls_key_file"
-        )
+    if any(words in lower for words in _NOT_TAKEN):
+        return certificate_wanted(section, where)
     if any(words in lower for words in _ANY):
         return f"no TLS connection to {where}: check {section}.tls_ca_file, and whether it serves with TLS at all"
     return ""
+
+
+def certificate_wanted(section: str, where: str) -> str:
+    return (
+        f"{where} asks for a client certificate, or does not take ours: check {section}.tls_cert_file and"
+        f" {section}.tls_key_file"
+    )
