@@ -75,6 +75,7 @@ class Gate:
     """An admission service, a channel to it, and the test's own connection to its NATS."""
 
     settings: Settings
+    address: str
     bus: Bus
     channel: grpc.aio.Channel
     records: RecordStore
@@ -144,7 +145,7 @@ async def gate(server: LocalNats, folder: Path, settings: Settings | None = None
         try:
             address = await eventually(ready)
             async with grpc.aio.insecure_channel(address) as channel:
-                yield Gate(settings, bus, channel, RecordStore(bus), LaneStore(bus, REGION), stop, task)
+                yield Gate(settings, address, bus, channel, RecordStore(bus), LaneStore(bus, REGION), stop, task)
         finally:
             stop.set()
             await task

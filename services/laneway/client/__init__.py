@@ -15,6 +15,7 @@ Every error is a LanewayError: `reason`, `field`, `retry_after_s` and `phase` sa
 
 from laneway.client.admission import Client
 from laneway.client.channel import ServiceConnection, Surroundings
+from laneway.client.many import ManyItem, ManyOutcome
 from laneway.client.operators import RoutingClient, SchedulerClient
 from laneway.client.request import RequestFields
 from laneway.client.stream import BrokenStream, TokenStream
@@ -93,6 +94,8 @@ __all__ = [
     "LaneSaturated",
     "LaneStatus",
     "LanewayError",
+    "ManyItem",
+    "ManyOutcome",
     "Message",
     "Model",
     "NotFound",

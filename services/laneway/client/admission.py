@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from typing import Unpack
 
 import grpc
 
 from laneway.client import decode
 from laneway.client.channel import Deadline, ServiceConnection, least
+from laneway.client.many import ManyItem, ManyOutcome, Submission
 from laneway.client.request import RequestFields, build_spec, lane_of
 from laneway.client.stream import Opening, TokenStream
 from laneway.client.values import Cancelled, Job, Quote, Submitted
@@ -23,6 +24,7 @@ from laneway.runtime.wire import enums
 from laneway.v1 import admission_pb2, admission_pb2_grpc, task_pb2
 
 PAGE_SIZE = 100
+MANY_RETRY_S_MAX = 300.0  # for an item that is refused for want of room
 
 
 class Client(ServiceConnection):
@@ -93,6 +95,26 @@ class Client(ServiceConnection):
             retry_s_max=retry_s_max,
         )
         return decode.submitted_of(response)
+
+    def submit_many(
+        self, items: Iterable[ManyItem] | AsyncIterable[ManyItem], *, retry_s_max: float = MANY_RETRY_S_MAX
+    ) -> AsyncGenerator[ManyOutcome, None]:
+        """Leaves many jobs over one call: `async for outcome in client.submit_many(items)`, in the order of outcomes.
+
+        Items are taken as there is room for them. A refused one is an outcome and ends nothing; where the service says
+        when to come again, it is sent again for up to `retry_s_max`. A lost call is taken up again, and what had no
+        outcome is sent again with its key, until nothing was heard for `RetryParams.outage_s_max`. Close the iterator
+        (contextlib.aclosing) to end the call; what was accepted stays accepted.
+        """
+        submission = Submission(
+            items,
+            lambda: self._stub.SubmitMany(metadata=self._metadata),
+            self.address,
+            self._retrier,
+            self._surroundings,
+            retry_s_max,
+        )
+        return submission.outcomes()
 
     def watch(self, job_id: str, *, from_index: int = 0, timeout_s: float | None = None) -> TokenStream:
         """Follows a job from a token index, while it runs or after it ended. Leaving the block never touches the job.

@@ -17,7 +17,17 @@ laneway.client.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
 
@@ -26,6 +36,7 @@ import grpc
 from laneway.client import admission, operators, stream
 from laneway.client.background import BackgroundLoop, ClientClosed
 from laneway.client.channel import KEEPALIVE_S, ServiceConnection, Surroundings
+from laneway.client.many import ManyItem, ManyOutcome
 from laneway.client.request import RequestFields
 from laneway.client.values import (
     Cancelled,
@@ -234,6 +245,18 @@ class Client(_SyncConnection[admission.Client]):
                 idempotency_key=idempotency_key, timeout_s=timeout_s, retry_s_max=retry_s_max, **request
             )
         )
+
+    def submit_many(
+        self, items: Iterable[ManyItem] | AsyncIterable[ManyItem], *, retry_s_max: float = admission.MANY_RETRY_S_MAX
+    ) -> Items[ManyOutcome]:
+        """Leaves many jobs over one call: `for outcome in client.submit_many(items)`, in the order of outcomes.
+
+        Items are taken as there is room for them. A refused one is an outcome and ends nothing; where the service says
+        when to come again, it is sent again for up to `retry_s_max`. A lost call is taken up again, and what had no
+        outcome is sent again with its key, until nothing was heard for `RetryParams.outage_s_max`. Close the iterator
+        (contextlib.closing) to end the call; what was accepted stays accepted.
+        """
+        return self._items(self._client.submit_many(items, retry_s_max=retry_s_max))
 
     def watch(self, job_id: str, *, from_index: int = 0, timeout_s: float | None = None) -> TokenStream:
         """Follows a job from a token index, while it runs or after it ended. Leaving the block never touches the job.
