@@ -39,8 +39,9 @@ demo: venv ## run the whole stack on this machine with a real model, and show th
 test: venv ## run the tests (at most 8 minutes on 2 cores); says what it leaves out
 	$(PYTEST) -m "$(FAST)" $(ARGS)
 
-check: lint ## run the rest of what CI runs: lint, slow tests, drills, packaging, benchmarks in short
+check: lint ## run the rest of what CI runs: lint, slow tests, drills, packaging, containers, benchmarks in short
 	$(PYTEST) -m "$(THOROUGH)" $(ARGS)
+	@$(call only_marked,stack)
 	@$(call each_benchmark,--smoke)
 
 lint: venv ## check style, types, layers, stubs and protos
@@ -66,7 +67,7 @@ constraints: venv ## pin anew, from what the package index offers today
 bench: venv ## run each benchmark and compare with what it promises
 	@$(call each_benchmark,--check)
 
-stack: venv ## test the containers (needs docker)
+stack: venv ## test the containers (needs docker, or a script that starts one: LANEWAY_DOCKER_SETUP=script)
 	@$(call only_marked,stack)
 
 soak: venv ## run the long tests

@@ -11,19 +11,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "stack"  # ignored by git
 PROJECT, IMAGE, TENANT = "laneway-stack-test", "laneway:stack-test", "demo"
-WORKERS = 3
+WORKERS, SLOTS = 3, 4  # of each worker; fewer places than jobs, so that some are parked
 UID = 10001  # of the image
 BUILD_S_MAX, UP_S_MAX, DOWN_S_MAX = 1800.0, 300.0, 120.0
 POLL_S = 0.1
 # The main process and not the container: `docker kill` would count as a wish, and nothing would be restarted. Each
 # container's first process is docker's init, and its one child is the service.
 KILL_MAIN = "kill -9 $(cat /proc/1/task/1/children)"
+CPU_USED = "cat /sys/fs/cgroup/cpu.stat 2>/dev/null || cat /sys/fs/cgroup/cpuacct/cpuacct.usage"  # cgroup 2 or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,11 @@ class Container:
         found = self.inspect()
         return found["RestartCount"] > count and found["State"].get("Health", {}).get("Status") == "healthy"
 
+    def cpu_s(self) -> float:
+        """CPU time that it has used since it was started."""
+        words = output("docker", "exec", self.id, "sh", "-c", CPU_USED).split()
+        return int(words[1]) / 1e6 if words[0] == "usage_usec" else int(words[0]) / 1e9
+
     def log(self) -> list[dict[str, Any]]:
         """Its log lines that are JSON."""
         done = subprocess.run(["docker", "logs", self.id], capture_output=True, text=True, check=True)
@@ -61,12 +68,19 @@ class Container:
         return [json.loads(line) for line in lines if line.startswith("{")]
 
 
+@dataclass(frozen=True, slots=True)
+class Leader:
+    container: Container
+    epoch: int
+    since_s: float  # Unix
+
+
 class Composed:
     """The project. Times are in `took_s`, by what took them."""
 
     def __init__(self) -> None:
         self.took_s: dict[str, float] = {}
-        self.busy_before = 0.0  # share of the machine that others used before the second start
+        self.others_share = 0.0  # of the machine's CPU time, that others used during the second start
         self.exit_codes: dict[str, int] = {}  # of containers that were told to stop
         self.secrets = FOLDER / "secrets"
         self.environment = {
@@ -90,8 +104,10 @@ class Composed:
         else:
             self.environment |= {"LANEWAY_UID": str(os.getuid()), "LANEWAY_GID": str(os.getgid())}
         settings = (ROOT / "deploy" / "laneway.toml").read_text()
-        assert "workers = 1" in settings
-        (FOLDER / "laneway.toml").write_text(settings.replace("workers = 1", f"workers = {WORKERS}"))
+        for written, wanted in (("workers = 1", f"workers = {WORKERS}"), ("slots = 8", f"slots = {SLOTS}")):
+            assert written in settings
+            settings = settings.replace(written, wanted)
+        (FOLDER / "laneway.toml").write_text(settings)
 
     def compose(self, *arguments: str, timeout_s: float = UP_S_MAX) -> str:
         return output("docker", "compose", *arguments, environment=self.environment, timeout_s=timeout_s)
@@ -113,9 +129,12 @@ class Composed:
             self.compose("stop", timeout_s=DOWN_S_MAX)
         self.exit_codes = {each.name: each.inspect()["State"]["ExitCode"] for each in self.containers()}
         self.compose("down", timeout_s=DOWN_S_MAX)
-        self.busy_before = busy_share(2.0)
+        cpu = MachineCpu()
         with self.timed("second start"):
             self._up()
+        busy_s, all_s = cpu.used_s()
+        ours_s = sum(each.cpu_s() for each in self.containers() if each.service != "provision")
+        self.others_share = max(0.0, busy_s - ours_s) / all_s
 
     def _up(self) -> None:
         self.compose("up", "--detach", "--wait", "--wait-timeout", f"{UP_S_MAX:g}", "--scale", f"worker={WORKERS}")
@@ -139,16 +158,17 @@ class Composed:
         rows = self.compose("ps", "--all", "--format", "{{.ID}} {{.Name}} {{.Service}}", *services).splitlines()
         return [Container(*row.split()) for row in rows]
 
-    def leader(self) -> tuple[Container, int]:
-        """The scheduler that leads, and the epoch of its term."""
-        terms = [
-            (line["epoch"], each)
-            for each in self.containers("scheduler")
-            for line in each.log()
-            if line.get("event") == "leadership_taken"
-        ]
-        epoch, container = max(terms, key=lambda term: term[0])
-        return container, epoch
+    def leader(self) -> Leader:
+        """The scheduler that took the latest term."""
+        return max(
+            (
+                Leader(each, line["epoch"], datetime.fromisoformat(line["timestamp"]).timestamp())
+                for each in self.containers("scheduler")
+                for line in each.log()
+                if line.get("event") == "leadership_taken"
+            ),
+            key=lambda term: term.epoch,
+        )
 
     def address(self) -> str:
         """Where the door is published on this host."""
@@ -166,14 +186,19 @@ def output(*command: str, environment: dict[str, str] | None = None, timeout_s: 
     return done.stdout
 
 
-def busy_share(span_s: float) -> float:
-    """The share of this machine's CPU time that is used, over a span."""
+class MachineCpu:
+    """CPU time of this machine from now on."""
 
-    def look() -> tuple[int, int]:
-        times = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        return sum(times), times[3] + times[4]
+    def __init__(self) -> None:
+        self._began = self._look()
 
-    total, idle = look()
-    time.sleep(span_s)
-    total_after, idle_after = look()
-    return 1.0 - (idle_after - idle) / max(1, total_after - total)
+    def used_s(self) -> tuple[float, float]:
+        """What was used by anybody, and what there was."""
+        (busy, all_), (busy_before, all_before) = self._look(), self._began
+        per_s = os.sysconf("SC_CLK_TCK")
+        return (busy - busy_before) / per_s, max(1, all_ - all_before) / per_s
+
+    @staticmethod
+    def _look() -> tuple[int, int]:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)

@@ -29,7 +29,7 @@ def composed(docker: None, request: pytest.FixtureRequest) -> Iterator[Composed]
         stack.start_twice()
         lines = request.config.stash.setdefault(report, [])
         lines += [f"{what:14}{took_s:6.1f} s" for what, took_s in stack.took_s.items()]
-        lines.append(f"before the second start others used {stack.busy_before:.0%} of the machine")
+        lines.append(f"during the second start others used {stack.others_share:.0%} of the machine")
         yield stack
         whole = request.session.testsfailed == failed_before
     finally:

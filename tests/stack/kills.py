@@ -14,7 +14,8 @@ from laneway.client import Client, JobState, Lane, LanewayError, RequestFields, 
 from tests.stack.composed import ROOT, Composed
 
 STREAM_TOKENS, BATCH_TOKENS = 64, 24
-STREAMS, SUBMITS, PUBLISHED, GAP_S = 6, 6, 12, 0.5
+STREAMS, SUBMITS, PUBLISHED, GAP_S = 6, 12, 18, 0.25
+TIMES = {0: "unheard", 1: "once"}
 # By default a priority call is tried twice; an outage lasts longer than that.
 PATIENCE = RetryParams(attempts_max=dict.fromkeys(Lane, 100), floor_per_s=10.0)
 
@@ -24,19 +25,19 @@ class Kill:
     """One kill, and everything that was under way meanwhile."""
 
     victim: str
+    at_s: float = 0.0  # Unix
     back_s: float = 0.0  # until its container was healthy again
+    under_way: Counter[str] = field(default_factory=Counter)  # jobs at the time, by state
     note: str = ""
     streams: list[Stream] = field(default_factory=list)
     jobs: list[str] = field(default_factory=list)  # submitted over gRPC
     retried: Counter[str] = field(default_factory=Counter)  # reasons that the client heard and tried again after
     states: Counter[str] = field(default_factory=Counter)  # of all jobs but the streams', in the end
-    produced: dict[str, Any] = field(default_factory=dict)  # the producer's last line
+    produced: dict[str, Any] = field(default_factory=dict)  # what became of the producer's jobs
+    ends: dict[str, int] = field(default_factory=dict)  # how often the region told each job's end
 
-    @property
-    def ends(self) -> Counter[str]:
-        """How often each job was said to have ended."""
-        jobs = [*self.jobs, *self.produced["accepted"], *(stream.job_id for stream in self.streams)]
-        return Counter({job: self.produced["ends"].get(job, 0) for job in jobs})
+    def accepted(self) -> list[str]:
+        return [*self.jobs, *self.produced["accepted"], *(stream.job_id for stream in self.streams if stream.job_id)]
 
 
 @dataclass
@@ -74,6 +75,13 @@ class Producer:
         line: dict[str, Any] = json.loads(text)
         return line
 
+    async def ends_of(self, jobs: list[str]) -> dict[str, int]:
+        """How often the region told the end of each of these jobs, now that all have ended. It is the last question."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(jobs).encode() + b"\n")
+        ends: dict[str, int] = (await self.until("ends"))["ends"]
+        return ends
+
     async def until(self, key: str, value: object = None) -> dict[str, Any]:
         """Its next line that has the key, with the value if one is given."""
         while True:
@@ -88,6 +96,7 @@ async def producer(stack: Composed) -> AsyncIterator[Producer]:
         *("docker", "compose", "run", "--rm", "--no-TTY", "--no-deps", "producer", str(PUBLISHED), str(GAP_S)),
         cwd=ROOT,
         env=stack.environment,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     try:
@@ -126,22 +135,23 @@ def _request(text: str, lane: Lane, max_tokens: int) -> RequestFields:
 
 def table(kills: Sequence[Kill]) -> list[str]:
     """What each kill cost those who called."""
-    rows = [("killed -9", "back", "streams", "longest pause", "submits", "producer", "ended once")]
+    rows = [("killed -9", "under way", "back", "streams", "longest pause", "submits", "producer", "ended", "end told")]
     for kill in kills:
         broken = Counter(stream.error for stream in kill.streams if stream.error)
         whole = [stream for stream in kill.streams if not stream.error]
         moved = sum(stream.attempt > 1 for stream in whole)
-        retried, produced = sum(kill.retried.values()), kill.produced
-        ended = sum(count == 1 for count in kill.ends.values())
+        retried, produced, told = sum(kill.retried.values()), kill.produced, Counter(kill.ends.values())
         rows.append(
             (
                 kill.victim,
+                ", ".join(f"{count} {state}" for state, count in sorted(kill.under_way.items())),
                 f"{kill.back_s:.1f} s",
                 f"{len(whole)} of {len(kill.streams)} whole, {moved} moved{_counts(broken)}",
                 f"{max((stream.stall_s for stream in whole), default=0.0):.1f} s",
                 f"{len(kill.jobs)} accepted, {retried} retries{_counts(kill.retried)}",
                 f"{len(produced['accepted'])} accepted, {sum(produced['retries'].values())} retries",
-                f"{ended} of {len(kill.ends)}",
+                f"{kill.states['succeeded'] + len(whole)} of {len(kill.ends)}",
+                ", ".join(f"{jobs} {TIMES.get(times, f'{times} times')}" for times, jobs in sorted(told.items())),
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

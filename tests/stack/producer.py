@@ -1,8 +1,8 @@
 """Runs in a container: publishes batch jobs over NATS one by one and waits until each has ended; prints JSON lines.
 
-python producer.py JOBS GAP_S. A line for each job that was received, and one at the end with what became of all of them
-and how often each job of the region was said to have ended. Whatever breaks meanwhile, a key is published until it is
-received: that is all a producer has to do.
+python producer.py JOBS GAP_S. A line for each job that was received, and one with what became of all of them. Then it
+reads a line with ids of jobs, and says of each how often the region told its end. Whatever breaks meanwhile, a key is
+published until it is received: that is all a producer has to do.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from laneway.runtime.wire import enums
 from laneway.v1 import admission_pb2, bus_pb2, common_pb2, task_pb2
 
 URL, REGION, TENANT, TOKENS = "nats://nats:4222", "local", "demo", 24
+EVENT_TENTHS_MAX = 50
 TROUBLE = (nats.errors.Error, nats.js.errors.Error, OSError)
 
 
@@ -57,9 +58,14 @@ async def main(jobs: int, gap_s: float) -> None:
             accepted.append(job)
     for job in accepted:
         states[await ended(producer, job)] += 1
-    # Events come without delay, but on a connection of their own.
-    await watcher.flush()
-    say(accepted=accepted, refused=refused, states=states, retries=retries, ends=ends)
+    say(accepted=accepted, refused=refused, states=states, retries=retries)
+    jobs_asked: list[str] = json.loads(await asyncio.to_thread(sys.stdin.readline))
+    # A record is there before its end is told.
+    for _ in range(EVENT_TENTHS_MAX):
+        if all(ends[job] for job in jobs_asked):
+            break
+        await asyncio.sleep(0.1)
+    say(ends={job: ends[job] for job in jobs_asked})
     await producer.close()
     await watcher.close()
 
