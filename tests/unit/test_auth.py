@@ -13,6 +13,7 @@ from laneway.runtime.auth import (
     Authenticator,
     Caller,
     check_binding,
+    check_metrics_binding,
     current_caller,
     is_loopback,
     load_authenticator,
@@ -21,7 +22,7 @@ from laneway.runtime.auth import (
     require_operator,
     set_caller,
 )
-from laneway.runtime.settings import AdmissionSettings
+from laneway.runtime.settings import AdmissionSettings, ProcessSettings
 
 LOCAL, REMOTE = "ipv4:127.0.0.1:50000", "ipv4:10.0.0.7:50000"
 
@@ -129,6 +130,18 @@ class TestBinding:
                 check_binding(listen, settings, tls=tls)
         check_binding(listen, AdmissionSettings(tokens_file="t"), tls=True)
         check_binding(listen, AdmissionSettings(insecure_remote=True))
+
+
+class TestMetricsBinding:
+    @pytest.mark.parametrize("listen", ["", "127.0.0.1:0", "[::1]:9090"])
+    def test_this_host_needs_nothing(self, listen):
+        check_metrics_binding(ProcessSettings(metrics_listen=listen))
+
+    @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:9090", "10.0.0.7:9090"])
+    def test_others_need_the_explicit_word(self, listen):
+        with pytest.raises(ConfigError, match="metrics_remote"):
+            check_metrics_binding(ProcessSettings(metrics_listen=listen))
+        check_metrics_binding(ProcessSettings(metrics_listen=listen, metrics_remote=True))
 
 
 class TestCurrentCaller:

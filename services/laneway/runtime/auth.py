@@ -27,7 +27,7 @@ import msgspec
 
 from laneway.core.errors import ConfigError, PermissionDenied, Unauthenticated
 from laneway.core.lanes import LANES, Lane
-from laneway.runtime.settings import AdmissionSettings, Section, Slug, read_secret
+from laneway.runtime.settings import AdmissionSettings, ProcessSettings, Section, Slug, read_secret
 
 Role = Literal["tenant", "operator"]
 DEFAULT_TENANT = "default"
@@ -108,8 +108,19 @@ def check_binding(listen: str, settings: AdmissionSettings, *, tls: bool = False
     missing = [name for name, given in parts.items() if not given]
     raise ConfigError(
         f"{listen} can be reached from other hosts, but there is no {' and no '.join(missing)}; "
-        "listen on 127.0.0.1, or set admission.insecure_remote = true behind a firewall"
+        "listen on 127.0.0.1, give what is missing, or set admission.insecure_remote = true behind a firewall"
     )
+
+
+def check_metrics_binding(settings: ProcessSettings) -> None:
+    """Refuses to show other hosts the metrics, unless told to."""
+    host = settings.metrics_listen.rpartition(":")[0]
+    if host and not is_loopback_host(host) and not settings.metrics_remote:
+        raise ConfigError(
+            f"process.metrics_listen = {settings.metrics_listen!r} can be reached from other hosts, and metrics have"
+            " neither TLS nor tokens; listen on 127.0.0.1, or set process.metrics_remote = true where only yours can"
+            " reach it"
+        )
 
 
 # --- tokens file -----------------------------------------------------------------------------------

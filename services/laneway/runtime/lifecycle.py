@@ -13,6 +13,7 @@ from pathlib import Path
 import uvloop
 
 from laneway.core.errors import ConfigError, LanewayError
+from laneway.runtime.auth import check_metrics_binding
 from laneway.runtime.exception_groups import leaf_errors
 from laneway.runtime.logging import get_logger, set_up_logging
 from laneway.runtime.settings import Settings
@@ -43,6 +44,7 @@ def run_service(name: str, settings: Settings, serve: Serve) -> int:
 
 
 async def _supervise(name: str, settings: Settings, serve: Serve) -> None:
+    check_metrics_binding(settings.process)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

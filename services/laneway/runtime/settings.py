@@ -51,6 +51,7 @@ class ProcessSettings(Section, frozen=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = "auto"  # auto: console in a terminal
     metrics_listen: AddressOrEmpty = ""  # Prometheus over HTTP; empty: none
+    metrics_remote: bool = False  # other hosts may read the metrics, which are in the clear and ask for no credential
     drain_s: Seconds = 30.0  # most time that live calls and jobs get after SIGTERM
 
 
