@@ -27,7 +27,7 @@ def admission(config: ConfigOption = None, set_: SetOption = None) -> None:
     settings = settings_of(config, set_)
     from laneway.admission.server import serve
 
-    _run("admission", settings, serve)
+    _run("admission", settings, serve, listen=settings.admission.listen)
 
 
 def scheduler(config: ConfigOption = None, set_: SetOption = None) -> None:
@@ -35,7 +35,7 @@ def scheduler(config: ConfigOption = None, set_: SetOption = None) -> None:
     settings = settings_of(config, set_)
     from laneway.scheduler.server import serve
 
-    _run("scheduler", settings, serve)
+    _run("scheduler", settings, serve, listen=settings.scheduler.listen)
 
 
 def routing(config: ConfigOption = None, set_: SetOption = None) -> None:
@@ -43,7 +43,7 @@ def routing(config: ConfigOption = None, set_: SetOption = None) -> None:
     settings = settings_of(config, set_)
     from laneway.routing.server import serve
 
-    _run("routing", settings, serve)
+    _run("routing", settings, serve, listen=settings.routing.listen)
 
 
 def worker(config: ConfigOption = None, set_: SetOption = None) -> None:
@@ -80,9 +80,15 @@ def flags_of(given: list[str] | None) -> dict[str, object]:
     return flags
 
 
-def _run(name: str, settings: Settings, serve: Serve) -> NoReturn:
+def _run(name: str, settings: Settings, serve: Serve, *, listen: str = "") -> NoReturn:
+    from laneway.runtime.auth import check_binding
     from laneway.runtime.lifecycle import run_service
 
+    if listen:
+        try:  # the server asks too, once it is connected to all else
+            check_binding(listen, settings.admission, tls=bool(settings.grpc.tls_cert_file))
+        except ConfigError as error:
+            fail(f"{name}: {error}", EXIT_USAGE)
     raise typer.Exit(run_service(name, settings, serve))
 
 
