@@ -21,14 +21,15 @@ TAKEOVER_S_MAX = 5.0
 MODEL = {"name": "chat", "engine": "simulated", "slots": 4, "workers": 1, "engine_options": {"pace_s": 0.01}}
 OPTIONS = StackOptions(settings={"models": [MODEL], "process": {"drain_s": 3.0}})
 BEFORE, MEANWHILE, AFTER = 150, 30, 20
-PATIENT: RequestFields = {"model": "chat", "ttft_target_s": 900.0, "deadline_s": 1200.0, "temperature": 0.0}
+PATIENT: RequestFields = {"model": "chat", "ttft_target_s": 900.0, "deadline_s": 1200.0, "max_tokens": 24}
 
 
 async def submit(client: Client, count: int, *, gap_s: float = 0.0) -> list[str]:
     job_ids: list[str] = []
     for number in range(count):
         lane = Lane.BATCH if number % 2 else Lane.DEFERRABLE
-        submitted = await client.submit(**PATIENT, prompt=f"Story {number}.", max_tokens=24, lane=lane)
+        request: RequestFields = {**PATIENT, "prompt": f"Story {number}.", "lane": lane}
+        submitted = await client.submit(**request)
         job_ids.append(submitted.job_id)
         await asyncio.sleep(gap_s)
     return job_ids

@@ -1,8 +1,8 @@
 """A running region is upgraded under load, one service after the other, with both builds at work at each stage.
 
 Order: workers, scheduler, routing, admission. 1,000 jobs are parked before it begins and come due all the while;
-callers stream, submit and produce over NATS meanwhile. Nothing is lost, everything ends once, and nobody meets a message
-that it cannot read.
+callers stream, submit and produce over NATS meanwhile. Nothing is lost, everything ends once, and nobody meets a
+message that it cannot read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ MODEL = {
     "queue_length": 1000,
 }
 OPTIONS = StackOptions(settings={"models": [MODEL], "process": {"drain_s": 5.0}})
-PATIENT: RequestFields = {"model": "chat", "ttft_target_s": 600.0, "deadline_s": 900.0, "max_tokens": TOKENS}
+PATIENT: RequestFields = {
+    "model": "chat",
+    "ttft_target_s": 600.0,
+    "deadline_s": 900.0,
+    "max_tokens": TOKENS,
+    "ignore_eos": True,
+}
 # A door needs a second to start again; by default the client gives up on an unreachable one before that.
 PATIENCE = RetryParams(attempts_max=dict.fromkeys(Lane, 100), floor_per_s=50.0)
 BAD_WORDS = ("unreadable", "unknown field", "unknown value", "Traceback", "ermissions violation")
@@ -54,6 +60,10 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> OlderBuild:
         return older_build(tmp_path_factory.mktemp("older"))
     except NoHistory as why:
         pytest.skip(str(why))
+
+
+def request(prompt: str, lane: Lane = Lane.PRIORITY) -> RequestFields:
+    return {**PATIENT, "prompt": prompt, "lane": lane}
 
 
 # --- load -------------------------------------------------------------------------------------------
@@ -79,22 +89,22 @@ class Load:
         async def one(number: int) -> None:
             lane = Lane.BATCH if number % 2 else Lane.DEFERRABLE
             not_before_s = 5.0 + PARKED_S * number / PARKED
-            prompt = f"Story {number}."
-            submitted = await self.door().submit(**PATIENT, prompt=prompt, lane=lane, not_before_s=not_before_s)
+            fields = request(f"Story {number}.", lane)
+            fields["not_before_s"] = not_before_s
+            submitted = await self.door().submit(**fields)
             self.parked.append(submitted.job_id)
 
         for begin in range(0, PARKED, 50):
             await asyncio.gather(*(one(number) for number in range(begin, begin + 50)))
 
     async def stream(self) -> None:
-        prompt = f"Question {next(self._number)}?"
-        async with self.door().generate(**PATIENT, prompt=prompt, ignore_eos=True) as stream:
+        async with self.door().generate(**request(f"Question {next(self._number)}?")) as stream:
             indices = [i async for c in stream for i in range(c.first_index, c.first_index + len(c.token_ids))]
         assert indices == list(range(TOKENS)), "each token comes once and in order"
         self.streamed.append(stream.job_id)
 
     async def submit(self) -> None:
-        submitted = await self.door().submit(**PATIENT, prompt=f"Page {next(self._number)}.", lane=Lane.DEFERRABLE)
+        submitted = await self.door().submit(**request(f"Page {next(self._number)}.", Lane.DEFERRABLE))
         self.submitted.append(submitted.job_id)
 
     async def heard_verdict(self, msg: Msg) -> None:

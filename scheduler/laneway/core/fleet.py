@@ -82,7 +82,7 @@ class Plan:
     epoch: int = 0
     version: int = 0
     made_s: float = 0.0  # Unix seconds
-    valid_until_s: float = 0.0  # Unix seconds; afterwards the plan is stale and admission conservative
+    valid_until_s: float = 0.0  # Unix seconds; a reader whose last plan is older than this span is conservative
     pools: tuple[PoolPlan, ...] = ()
     paused: frozenset[Lane] = frozenset()
 

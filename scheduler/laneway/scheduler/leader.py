@@ -20,7 +20,7 @@ from laneway.runtime.bus import Bus, BusError, WrongSequence
 from laneway.runtime.kv import Key, Value
 
 KEY = "leader"
-GRACE = 0.25  # of the term: how much longer than the holder a standby waits
+GRACE = 0.15  # of the term: how much longer than the holder a standby waits; far more than clocks differ in speed
 
 _log = structlog.get_logger(__name__)
 
