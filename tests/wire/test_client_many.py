@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ async def test_no_more_is_taken_than_the_window_and_the_reader_have_room_for():
     taken = 0
     window = 8
 
-    def items():
+    def items() -> Iterator[ManyItem]:
         nonlocal taken
         for item in numbered(100):
             taken += 1
@@ -122,7 +122,7 @@ async def test_no_more_is_taken_than_the_window_and_the_reader_have_room_for():
 
 
 async def test_an_async_source_is_taken_as_it_comes():
-    async def source():
+    async def source() -> AsyncIterator[ManyItem]:
         for item in numbered(20):
             await asyncio.sleep(0)
             yield item
@@ -246,7 +246,7 @@ async def test_what_cannot_be_sent_is_an_outcome_as_well():
 
 
 async def test_an_error_of_the_source_ends_it_as_it_is():
-    def items():
+    def items() -> Iterator[ManyItem]:
         yield from numbered(3)
         raise KeyError("mine")
 

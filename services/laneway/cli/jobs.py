@@ -208,7 +208,7 @@ def jobs(
                 job = await client.get_job(job_id, timeout_s=timeout)
                 print_json(job) if as_json else print_job(job)
                 return
-            listed = client.list_jobs(lane=lane, state=state, labels=_labels(label), limit=limit, timeout_s=timeout)
+            listed = client.list_jobs(lane=lane, state=state, labels=labels_of(label), limit=limit, timeout_s=timeout)
             found = [job async for job in listed]
         if as_json:
             print_json(found)
@@ -255,11 +255,11 @@ def _request(
     if least_tier:
         request["least_tier"] = least_tier
     if labels:
-        request["labels"] = _labels(labels)
+        request["labels"] = labels_of(labels)
     return request
 
 
-def _labels(given: list[str] | None) -> dict[str, str]:
+def labels_of(given: list[str] | None) -> dict[str, str]:
     labels: dict[str, str] = {}
     for text in given or ():
         key, equals, value = text.partition("=")

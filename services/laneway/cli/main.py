@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from laneway.cli import config, jobs, operate, serve
+from laneway.cli import batch, config, jobs, operate, serve
 from laneway.cli.certs import certs
 from laneway.cli.doctor import doctor
 from laneway.cli.secrets import secrets
@@ -70,6 +70,7 @@ app.add_typer(config.app, name="config", rich_help_panel="Here")
 
 for calling in (jobs.generate, jobs.submit, jobs.watch, jobs.cancel, jobs.quote, jobs.jobs, operate.explain):
     app.command(rich_help_panel=CALLING)(calling)
+app.add_typer(batch.app, name="batch", rich_help_panel=CALLING)
 for operating in (operate.lanes, operate.workers, operate.drain, operate.undrain, operate.pause, operate.resume):
     app.command(rich_help_panel=OPERATING)(operating)
 app.add_typer(operate.models_app, name="models", rich_help_panel=OPERATING)
