@@ -33,10 +33,10 @@ class Guarded:
 
 
 @asynccontextmanager
-async def guarded_region(folder: Path) -> AsyncIterator[Guarded]:
+async def guarded_region(folder: Path, *, extra_config: str = "") -> AsyncIterator[Guarded]:
     """Nobody gets in without a key; the operator has provisioned."""
     users = LocalUsers(make_nkeys(folder / "nkeys", REGION, TENANTS))
-    async with LocalNats(folder / "nats", users=users) as server:
+    async with LocalNats(folder / "nats", users=users, extra_config=extra_config) as server:
         made = Guarded(server, folder / "nkeys")
         async with made.bus("operator") as bus:
             await provision_region(bus, small_catalogue())

@@ -47,6 +47,7 @@ FORBIDDEN = {
     ],
     "admission": [
         *PROVISIONING, *KEYS, DRAINING, "$JS.API.STREAM.PURGE.JOBS_local", "$JS.API.STREAM.PURGE.VERDICTS_local",
+        "$JS.API.CONSUMER.CREATE.JOBS_local",
         "$JS.API.CONSUMER.MSG.NEXT.BATCH_local.batch_chat-small_any",
         "$JS.ACK.BATCH_local.batch_chat-small_any.1.1.1.1.0", "tok.door", "digest.local", "ctl.routing.local",
         f"ingest.{REGION}.batch.{TENANT}", "job.another.t.j",
@@ -124,7 +125,7 @@ ALLOWED = {
         PARK,
         f"verdict.{REGION}.{TENANT}.j",
         "ctl.worker",
-        "$JS.ACK.D.A.INGEST_local.c.1.1.1.1.0.r",
+        "$JS.ACK._.A.INGEST_local.c.1.1.1.1.0.r",
     ],
     "scheduler": [RECORD, READY, PARK, *KEYS[1:], "ctl.worker", "$JS.FC.JOBS_local.c.1"],
     "routing": [DRAINING, "digest.local", "ctl.routing.another"],
@@ -163,9 +164,6 @@ async def test_a_worker_that_means_harm_changes_nothing_in_the_lanes(region: Gua
             await LaneStore(worker, REGION).purge(record)
         with pytest.raises(NotPermitted, match=r"publish to lane\.local"):
             await LaneStore(worker, REGION).put_ready(make_job(make_record()), 1)
-        # What arrives under a forged acknowledgement is not taken either: the message is still there for a worker.
-        await worker.emit("$JS.ACK.INGEST_local.admission.1.1.1.1.0", b"+TERM")
-        await worker.flush()
         async with LanePuller(worker, REGION, Lane.BATCH, POOL) as puller:
             (delivery,) = await puller.pull(1)
             assert delivery.job.record.job_id == record.job_id
@@ -180,6 +178,46 @@ async def _empty(lanes: LaneStore) -> bool:
     return (depth.ready, depth.running) == (0, 0)
 
 
+@pytest.mark.parametrize("forged", [{}, {4: "BATCH_local"}, {3: "x", 4: "BATCH_local"}, {2: "_", 4: "BATCH_local"}])
+async def test_a_worker_cannot_acknowledge_what_a_producer_sent(region: Guarded, forged: dict[int, str]):
+    """A received job would be lost. The server reads the numbers of an acknowledgement, whatever stands before them."""
+    async with region.bus("producer") as producer, region.bus("admission") as door, region.bus("worker") as worker:
+        await producer.store(subjects.ingest(REGION, Lane.BATCH, "default"), b"")
+        delivered: list[str] = []
+        inbox = door.nc.new_inbox()
+        await door.listen(inbox, lambda msg: delivered.append(msg.reply))
+        door.nc.post("$JS.API.CONSUMER.MSG.NEXT.INGEST_local.admission", b'{"batch":1}', inbox)
+        await eventually(lambda: delivered)
+        tokens = delivered[0].split(".")
+        for place, token in forged.items():
+            tokens[place] = token
+        await worker.emit(".".join(tokens), b"+ACK")
+        await worker.flush()
+        await door.flush()
+    async with region.bus("operator") as operator:
+        info = await operator.api("CONSUMER.INFO.INGEST_local.admission", {})
+        assert (info["num_ack_pending"], info["num_pending"]) == (1, 0)
+
+
+async def test_acknowledgements_of_the_servers_next_version_are_within_the_rights(tmp_path: Path):
+    record = make_record(lane=Lane.BATCH)
+    async with (
+        guarded_region(tmp_path, extra_config="feature_flags { js_ack_fc_v2: true }\n") as region,
+        region.bus("admission") as door,
+        region.bus("worker") as worker,
+        region.bus("scheduler") as scheduler,
+    ):
+        sequence = await RecordStore(door).create(record)
+        await LaneStore(door, REGION).put_ready(make_job(record), sequence)
+        async with LanePuller(worker, REGION, Lane.BATCH, POOL) as puller:
+            (delivery,) = await puller.pull(1)
+            await delivery.ack()
+        lanes = LaneStore(scheduler, REGION)
+        await eventually(lambda: _empty(lanes))
+        async with RecordStore(scheduler).follow_heads(REGION) as heads:
+            assert (await anext(heads)).job_id == record.job_id
+
+
 async def test_a_producer_reads_its_own_verdicts_and_records_and_publishes_for_nobody_else(region: Guarded):
     async with region.bus("admission") as door, region.bus("producer-acme") as acme:
         heard: list[str] = []
@@ -191,8 +229,10 @@ async def test_a_producer_reads_its_own_verdicts_and_records_and_publishes_for_n
         assert (await RecordStore(acme).get(REGION, "acme", f"{REGION}-acme")) is not None
         with pytest.raises(NotPermitted):
             await RecordStore(acme).get(REGION, "other", f"{REGION}-other")
-        own = await acme.request("$JS.API.DIRECT.GET.VERDICTS_local.verdict.local.acme.j", b"")
-        assert own.data == b"verdict"
+        own = "$JS.API.DIRECT.GET.VERDICTS_local.verdict.local.acme.*"
+        assert (await acme.request(own, b"")).data == b"verdict"
+        for body in (b'{"seq":2}', b'{"multi_last":["verdict.>"]}', b'{"last_by_subj":"verdict.local.other.j"}'):
+            assert (await acme.request(own, body)).data == b"", "a body does not widen what the subject says"
         for lane in LANES:
             await acme.store(subjects.ingest(REGION, lane, "acme"), b"")
         with pytest.raises(NotPermitted):
@@ -202,7 +242,8 @@ async def test_a_producer_reads_its_own_verdicts_and_records_and_publishes_for_n
 async def test_an_unknown_key_and_no_key_are_turned_away_naming_the_setting(region: Guarded, tmp_path: Path):
     stranger = tmp_path / "stranger.seed"
     stranger.write_text(new_seed())
-    for settings in (nats_settings(region.server), nats_settings(region.server, nkey_file=str(stranger))):
+    for key in ({}, {"nkey_file": str(stranger)}):
+        settings = nats_settings(region.server, connect_timeout_s=0.5, **key)
         with pytest.raises(ConfigError, match=r"nats\.nkey_file"):
             await Bus.connect(settings, name="worker")
 

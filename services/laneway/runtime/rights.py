@@ -101,8 +101,7 @@ def _admission(region: str) -> Rights:
             *(_api("STREAM.MSG.GET", stream) for stream in (jobs, plan, *lanes)),
             *(_direct(stream) for stream in (jobs, workers, plan, *lanes)),
             *(_api("STREAM.PURGE", stream) for stream in lanes),
-            *_reads_by_consumer(jobs),
-            *_pulls(ingest),
+            *_pulls(region, ingest),
         ),
         subscribe=(
             subjects.tokens("*"),
@@ -137,7 +136,7 @@ def _scheduler(region: str) -> Rights:
             *(_api("STREAM.MSG.GET", stream) for stream in (jobs, leader, plan, *lanes)),
             *(_direct(stream) for stream in (jobs, workers, plan, *lanes)),
             *(_api("STREAM.PURGE", stream) for stream in lanes),
-            *_reads_by_consumer(jobs),
+            *_reads_by_consumer(region, jobs),
         ),
         subscribe=(
             subjects.bell(f"lane.{region}.>"),
@@ -185,7 +184,7 @@ def _worker(region: str) -> Rights:
             _api("STREAM.INFO", workers),
             _api("STREAM.MSG.GET", jobs),
             *(_direct(stream) for stream in (jobs, workers, plan)),
-            *(subject for stream in _lane_streams(region) for subject in _pulls(stream)),
+            *(subject for stream in _lane_streams(region) for subject in _pulls(region, stream)),
         ),
         subscribe=(
             subjects.control("*"),
@@ -264,19 +263,25 @@ def _direct(stream: str, subject: str = ">") -> str:
     return _api("DIRECT.GET", stream, subject)
 
 
-def _pulls(stream: str) -> tuple[str, ...]:
-    """Pulls from the consumers of a stream, and acknowledges: version 2 of the subject has a domain and an account."""
-    return (_api("CONSUMER.MSG.NEXT", stream, "*"), f"$JS.ACK.{stream}.>", f"$JS.ACK.*.*.{stream}.>")
+def _pulls(region: str, stream: str) -> tuple[str, ...]:
+    """Pulls from the consumers of a stream, and acknowledges."""
+    return (_api("CONSUMER.MSG.NEXT", stream, "*"), *_replies("$JS.ACK", region, stream))
 
 
-def _reads_by_consumer(stream: str) -> tuple[str, ...]:
+def _reads_by_consumer(region: str, stream: str) -> tuple[str, ...]:
     """Follows or lists a stream by an ephemeral push consumer, with the answers to its flow control."""
     return (
         _api("CONSUMER.CREATE", stream),
         _api("CONSUMER.DELETE", stream, "*"),
-        f"$JS.FC.{stream}.>",
-        f"$JS.FC.*.*.{stream}.>",
+        *_replies("$JS.FC", region, stream),
     )
+
+
+def _replies(word: str, region: str, stream: str) -> tuple[str, ...]:
+    """What may be published about deliveries of a stream. In version 2 the domain (`_`, or the region's) and a hash of
+    the account come before it. Were the domain a wildcard, another stream could be put in its place: the server looks
+    at the place of the numbers alone, and takes that for an acknowledgement of the other stream's message."""
+    return (f"{word}.{stream}.>", *(f"{word}.{domain}.*.{stream}.>" for domain in ("_", region)))
 
 
 def _with_inbox(role: Role, *, publish: tuple[str, ...], subscribe: tuple[str, ...]) -> Rights:
