@@ -13,10 +13,21 @@ from laneway.core.lanes import LANES, Lane
 from laneway.runtime.bus import Bus, NotPermitted
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.nats_users import new_seed
+from laneway.runtime.provision import ProvisionError
 from laneway.runtime.puller import LanePuller
 from laneway.runtime.records import RecordStore
 from laneway.runtime.rights import inbox_prefix
-from tests.support.nats import POOL, REGION, TENANT, eventually, make_job, make_record, nats_settings
+from tests.support.nats import (
+    POOL,
+    REGION,
+    TENANT,
+    eventually,
+    make_job,
+    make_record,
+    nats_settings,
+    provision_region,
+    small_catalogue,
+)
 from tests.support.rights import USERS, Guarded, guarded_region
 
 pytestmark = pytest.mark.wire
@@ -63,6 +74,8 @@ FORBIDDEN = {
     ],
     "operator": [
         *PURGES, *KEYS, DRAINING, READY, PARK, RECORD, f"verdict.{REGION}.{TENANT}.j", "tok.door", "ctl.worker",
+        "$JS.API.STREAM.MSG.GET.BATCH_local", "$JS.API.DIRECT.GET.PRIORITY_local.>",
+        "$JS.API.STREAM.MSG.GET.INGEST_local",
         "$JS.API.STREAM.DELETE.JOBS_local", "$JS.API.CONSUMER.DELETE.BATCH_local.batch_chat-small_any",
     ],
     "producer-acme": [
@@ -154,6 +167,15 @@ async def test_nobody_reads_or_writes_anothers_inbox(region: Guarded):
                         wrong.append(f"{user} {act} the inbox of {owner}")
             assert await may_listen(bus, f"{inbox_prefix(user)}.>"), f"{user} hears its own answers"
     assert wrong == []
+
+
+async def test_a_scheduler_sees_that_the_region_is_as_it_should_be_and_cannot_change_it(region: Guarded):
+    async with region.bus("scheduler") as scheduler:
+        assert await provision_region(scheduler, small_catalogue()) == []
+        with pytest.raises(ProvisionError, match=r"INGEST_local.*laneway provision.*stream\.update\.ingest_local"):
+            await provision_region(scheduler, small_catalogue(), ingest_bytes_max=128 * 1024**2)
+        with pytest.raises(ProvisionError, match="PRIORITY_local"):
+            await provision_region(scheduler, small_catalogue(pools=(POOL, "another")))
 
 
 async def test_a_worker_that_means_harm_changes_nothing_in_the_lanes(region: Guarded):

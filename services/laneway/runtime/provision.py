@@ -13,7 +13,7 @@ import structlog
 from laneway.core.catalogue import Catalogue
 from laneway.core.errors import ConfigError
 from laneway.core.lanes import Lane
-from laneway.runtime.bus import ApiError, Bus
+from laneway.runtime.bus import ApiError, Bus, NotPermitted
 from laneway.runtime.bus_errors import ERR_CONSUMER_NOT_FOUND, ERR_STREAM_NOT_FOUND
 from laneway.runtime.layout import Config, StreamPlan, region_layout
 from laneway.runtime.settings import NatsSettings
@@ -103,6 +103,11 @@ async def _settle(bus: Bus, changes: list[str], item: _Item) -> None:
             return
         except ApiError as error:
             refusal = error
+        except NotPermitted as error:
+            raise ProvisionError(
+                f"{item.label} is not as the settings want it, and this user may not change that: run `laneway provision`"
+                f" with the operator's key first ({error.message})"
+            ) from error
     assert refusal is not None
     raise ProvisionError(f"{item.label}: {refusal.description} ({refusal.err_code})")
 

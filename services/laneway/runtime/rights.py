@@ -196,17 +196,24 @@ def _worker(region: str) -> Rights:
 
 
 def _operator(region: str) -> Rights:
-    """Provisions the region and may look at all of it; moves and ends nothing: that is what services are asked for."""
+    """Provisions the region and reads its records; moves and ends nothing: that is what services are asked for."""
     streams = region_streams(region)
+    read = (
+        subjects.jobs_stream(region),
+        subjects.verdict_stream(region),
+        subjects.dead_stream(region),
+        *_bucket_streams(*_buckets(region)),
+    )
     return _with_inbox(
         Role.OPERATOR,
         publish=(
             *_ACCOUNT,
             _CLOCK,
-            *(_api(f"STREAM.{verb}", stream) for verb in ("CREATE", "UPDATE", "INFO", "MSG.GET") for stream in streams),
-            *(_direct(stream) for stream in streams),
+            *(_api(f"STREAM.{verb}", stream) for verb in ("CREATE", "UPDATE", "INFO") for stream in streams),
             *(_api("CONSUMER.INFO", stream, "*") for stream in streams),
             *(_api("CONSUMER.CREATE", stream, ">") for stream in streams),
+            *(_api("STREAM.MSG.GET", stream) for stream in read),
+            *(_direct(stream) for stream in read),
         ),
         subscribe=(
             subjects.records_of(region),
