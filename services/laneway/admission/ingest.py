@@ -41,6 +41,7 @@ from laneway.v1 import admission_pb2
 
 PULL_WAIT_S = 1.0  # the server holds a pull for so long while there is nothing
 TROUBLE_S = 0.5  # between pulls that could not be answered
+FINISH_S = 2.0  # for what is in flight when this door closes
 PUT_OFF_S_MIN = 0.5
 PUT_OFF_S_MAX = 30.0
 FAILURES_MAX = 5  # deliveries of a message that makes us fail; then it is refused
@@ -85,23 +86,36 @@ class Ingest:
         self._stream_created = ""
 
     async def run(self) -> None:
-        """Consumes until cancelled; what was pulled by then is finished or given back."""
+        """Consumes until cancelled; what was pulled by then is finished, or given back where that takes too long."""
         stream = subjects.ingest_stream(self._region)
-        # The puller closes first: what its open pull could still be given must go to others.
-        async with asyncio.TaskGroup() as group, Puller(self._bus, stream, INGEST_CONSUMER) as puller:
-            while True:
-                free = self._inflight_max - len(self._inflight)
-                if free <= 0:
-                    self._finished.clear()
-                    await self._finished.wait()
-                    continue
-                deliveries = await puller.pull(free, wait_s=PULL_WAIT_S)
-                for delivery in deliveries:
-                    task = group.create_task(self._handle(delivery), name=f"ingest {delivery.stream_sequence}")
-                    self._inflight.add(task)
-                    task.add_done_callback(self._done)
-                if puller.trouble:
-                    await asyncio.sleep(TROUBLE_S)
+        try:
+            # The puller closes first: what its open pull could still be given must go to others.
+            async with Puller(self._bus, stream, INGEST_CONSUMER) as puller:
+                while True:
+                    await self._pull(puller)
+        finally:
+            await self._finish()
+
+    async def _pull(self, puller: Puller) -> None:
+        # Half of all at least: a pull costs as much as some messages.
+        while (free := self._inflight_max - len(self._inflight)) < (self._inflight_max + 1) // 2:
+            self._finished.clear()
+            await self._finished.wait()
+        for delivery in await puller.pull(free, wait_s=PULL_WAIT_S):
+            task = asyncio.create_task(self._handle(delivery), name=f"ingest {delivery.stream_sequence}")
+            self._inflight.add(task)
+            task.add_done_callback(self._done)
+        if puller.trouble:
+            await asyncio.sleep(TROUBLE_S)
+
+    async def _finish(self) -> None:
+        """Ends what is in flight: by itself, or cancelled, which gives the message back."""
+        if self._inflight:
+            _, late = await asyncio.wait(self._inflight, timeout=FINISH_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._inflight.discard(task)
@@ -173,7 +187,7 @@ class Ingest:
         spec = parse_spec(request.spec, self._catalogue, self._clock.now(), self._policy, attached=False)
         job_id = "" if arrival.key else arrival.job_id
         wanted = Request(spec, digest_of(request.spec), arrival.key, origin=ORIGIN, job_id=job_id)
-        return await self._admission.submit(Caller(arrival.tenant), wanted)
+        return await self._admission.submit_here(Caller(arrival.tenant), wanted)
 
     async def _settled_before(self, arrival: _Arrival) -> JobRecord | None:
         """What an earlier delivery of this message came to. Without a key the record alone says it: its id is ours.
