@@ -43,6 +43,7 @@ from laneway.runtime.publish_acks import Stored, read_ack
 from laneway.runtime.requests import Handler, Requests, listen
 from laneway.runtime.rights import inbox_prefix
 from laneway.runtime.settings import NatsSettings
+from laneway.runtime.tls import handshake_failure
 
 __all__ = [
     "ApiError",
@@ -185,7 +186,10 @@ class Bus:
         if not self._closing:
             # Of a first connection the caller is told, with the reason.
             level = logging.DEBUG if self._connecting else logging.WARNING
-            _log.log(level, "bus_error", bus=self.name, error=str(error) or type(error).__name__)
+            text = str(error) or type(error).__name__
+            # As after a restart of the server with another certificate.
+            advice = handshake_failure("nats", "NATS", text)
+            _log.log(level, "bus_error", bus=self.name, error=text, **({"advice": advice} if advice else {}))
 
     def _refuse(self, kind: str, subject: str) -> None:
         """Whoever waits for it learns at once what else would show as a silence."""

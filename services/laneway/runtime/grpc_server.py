@@ -57,7 +57,7 @@ class GrpcServer:
         """Serves on host:port; returns the bound address (port 0 takes a free one)."""
         check_binding(listen, self._settings.admission, tls=self._credentials is not None)
         names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(  # type: ignore[no-untyped-call]  # in its stub
             reflection.aio.ReflectionServicer(names), self._services
         )
         try:

@@ -105,7 +105,7 @@ async def _settle(bus: Bus, changes: list[str], item: _Item) -> None:
             refusal = error
         except NotPermitted as error:
             raise ProvisionError(
-                f"{item.label} is not as the settings want it, and this user may not change that: run `laneway provision`"
+                f"{item.label} is not as the settings want it, and this user may not change it: run `laneway provision`"
                 f" with the operator's key first ({error.message})"
             ) from error
     assert refusal is not None
