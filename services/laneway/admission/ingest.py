@@ -110,8 +110,11 @@ class Ingest:
 
     async def _finish(self) -> None:
         """Ends what is in flight: by itself, or cancelled, which gives the message back."""
-        if self._inflight:
-            _, late = await asyncio.wait(self._inflight, timeout=FINISH_S)
+        try:
+            if self._inflight:
+                await asyncio.wait(self._inflight, timeout=FINISH_S)
+        finally:  # also when cancelled once more
+            late = set(self._inflight)
             for task in late:
                 task.cancel()
             if late:
