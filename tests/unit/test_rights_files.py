@@ -31,7 +31,9 @@ def run(*arguments: str) -> tuple[int, str]:
 
 def test_secrets_are_for_their_owner_alone_and_name_no_secret_where_it_is_not_needed(tmp_path: Path):
     folder = tmp_path / "secrets"
-    code, _ = run("secrets", str(folder), "--tenant", "acme", "--region", "eu", "--mutual-tls", "--nats-host", "nats")
+    code, _ = run(
+        "secrets", str(folder), *["--tenant", "acme"] * 2, "--region", "eu", "--mutual-tls", "--nats-host", "nats"
+    )
     assert code == 0
     for path in (folder, *folder.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path

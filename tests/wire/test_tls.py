@@ -18,6 +18,7 @@ from laneway.runtime.bus import Bus
 from laneway.runtime.grpc_server import GrpcServer
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.settings import AdmissionSettings, GrpcSettings, NatsSettings, Settings
+from laneway.runtime.tls import handshake_failure
 from laneway.v1 import scheduler_pb2 as pb
 from laneway.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from tests.support.nats import eventually, nats_settings
@@ -219,3 +220,33 @@ def test_halves_of_a_pair_are_refused():
         GrpcSettings(tls_client_ca_file="ca.pem")
     with pytest.raises(ConfigError, match=r"grpc\.tls_cert_file and grpc\.tls_key_file"):
         channel_credentials(cert_file="a.pem")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired (_ssl.c:1006)",
+            "run out",
+        ),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: IP address mismatch, not valid for 'x'", "name"),
+        ("Tls handshake failed: SSL_ERROR_SSL: error:1000007d:…:CERTIFICATE_VERIFY_FAILED: Hostname mismatch", "name"),
+        (
+            "SSL_ERROR_SSL: error:10000416:SSL routines:OPENSSL_internal:SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+            "grpc.tls_ca_file",
+        ),
+        (
+            "[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca (_ssl.c:2580)",
+            "grpc.tls_cert_file and grpc.tls_key_file",
+        ),
+    ],
+)
+def test_what_a_failed_handshake_means(text: str, why: str):
+    assert why in handshake_failure("grpc", "the service", text)
+
+
+@pytest.mark.parametrize(
+    "text", ["Connection refused", "Tls handshake failed: Socket closed", "tls-host: no such host"]
+)
+def test_a_server_that_is_away_is_no_matter_of_certificates(text: str):
+    assert handshake_failure("grpc", "the service", text) == ""

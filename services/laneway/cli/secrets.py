@@ -59,7 +59,7 @@ def secrets(
     """Make the NATS users, tokens and configuration of a region. Safe to repeat: what is secret is kept."""
     wanted = SecretsOptions(
         region=region,
-        tenants=tuple(tenant or ("default",)),
+        tenants=tuple(dict.fromkeys(tenant or ("default",))),
         nats_listen=nats_listen,
         nats_store=nats_store,
         seen_as=seen_as,

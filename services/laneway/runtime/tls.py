@@ -24,7 +24,9 @@ _NOT_TAKEN = (  # what the other end says of ours
     "unknown ca",
     "unknown_ca",
 )
-_ANY = ("ssl handshake", "handshake failed", "[ssl", "wrong_version_number", "wrong version number", "tlsv1")
+_RUN_OUT = ("certificate has expired", "certificate_has_expired", "not yet valid", "not_yet_valid")
+# Not merely that a handshake failed: so it does as well when a server ends in the middle of one.
+_ANY = ("ssl_error_ssl", "[ssl", "wrong_version_number", "wrong version number")
 
 
 # --- NATS ------------------------------------------------------------------------------------------
@@ -32,7 +34,7 @@ _ANY = ("ssl handshake", "handshake failed", "[ssl", "wrong_version_number", "wr
 
 def nats_context(settings: NatsSettings) -> ssl.SSLContext | None:
     """What to connect to NATS with; None where the settings ask for no TLS. ConfigError names the setting at fault."""
-    if not wants_nats_tls(settings):
+    if not _wants_nats_tls(settings):
         return None
     try:
         context = ssl.create_default_context(cafile=settings.tls_ca_file or None)
@@ -47,7 +49,7 @@ def nats_context(settings: NatsSettings) -> ssl.SSLContext | None:
     return context
 
 
-def wants_nats_tls(settings: NatsSettings) -> bool:
+def _wants_nats_tls(settings: NatsSettings) -> bool:
     return bool(settings.tls_ca_file or settings.tls_cert_file) or any(
         url.strip().startswith("tls://") for url in settings.url.split(",")
     )
@@ -60,14 +62,14 @@ def server_credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
     """With what a server shows who it is, and whether its callers must. None: no TLS. Raises ConfigError."""
     if not settings.tls_cert_file:
         return None
-    pair = _pair(settings.tls_cert_file, settings.tls_key_file, "grpc")
+    pair = _pair(settings.tls_cert_file, settings.tls_key_file)
     callers = _authority(settings.tls_client_ca_file, "grpc.tls_client_ca_file")
     return grpc.ssl_server_credentials([pair], root_certificates=callers, require_client_auth=callers is not None)
 
 
 def channel_credentials(ca_file: str = "", cert_file: str = "", key_file: str = "") -> grpc.ChannelCredentials:
     """With what a client knows a server, and shows who it is where it has a certificate. Raises ConfigError."""
-    key, certificate = _pair(cert_file, key_file, "grpc") if cert_file or key_file else (None, None)
+    key, certificate = _pair(cert_file, key_file) if cert_file or key_file else (None, None)
     return grpc.ssl_channel_credentials(_authority(ca_file, "grpc.tls_ca_file"), key, certificate)
 
 
@@ -78,9 +80,9 @@ def client_credentials(settings: GrpcSettings) -> grpc.ChannelCredentials | None
     return channel_credentials(settings.tls_ca_file, settings.tls_cert_file, settings.tls_key_file)
 
 
-def _pair(cert_file: str, key_file: str, section: str) -> tuple[bytes, bytes]:
+def _pair(cert_file: str, key_file: str) -> tuple[bytes, bytes]:
     """(key, certificate). gRPC takes any bytes and fails at the first call: so OpenSSL looks at them first."""
-    settings = f"{section}.tls_cert_file and {section}.tls_key_file"
+    settings = "grpc.tls_cert_file and grpc.tls_key_file"
     if not (cert_file and key_file):
         raise ConfigError(f"{settings} go together: one of them is not given")
     try:
@@ -115,6 +117,8 @@ def handshake_failure(section: str, where: str, text: str) -> str:
     lower = text.lower()
     if any(words in lower for words in _WRONG_NAME):
         return f"the certificate of {where} is for another name; call it by a name in it, or make it anew for this one"
+    if any(words in lower for words in _RUN_OUT):
+        return f"the certificate of {where} has run out, or is not valid yet: renew it, and compare the clocks"
     if any(words in lower for words in _UNTRUSTED):
         return f"the certificate of {where} is not signed by whom we trust: check {section}.tls_ca_file"
     if any(words in lower for words in _NOT_TAKEN):
