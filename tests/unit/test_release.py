@@ -1,5 +1,6 @@
 """Release: work is conserved, order is kept, nothing leaves too early, and each job at most once."""
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from laneway.core.fleet import LanePlan, PoolPlan
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.core.subjects import ParkSubject
-from laneway.policy.parked import COALESCE_MS, STALE_MIN, ParkIndex
+from laneway.policy.parked import COALESCE_MS, STALE_MIN, WAKE_MAX, ParkIndex
 from laneway.policy.release import (
     FIRE_GUARD_S,
     HoldReason,
@@ -273,3 +274,56 @@ def test_a_hundred_thousand_parked_jobs_cost_a_decision_little() -> None:
     out = choose(index, Room("p", 32, 32), Ledger(PARAMS), now_s=NOW_S)
     assert len(out) == 64
     assert reads <= 50 + 64 + 2
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9), st.sampled_from(["add", "add_all", "discard"]))))
+def test_order_holds_across_blocks(steps: list[tuple[int, int, str]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("laneway.policy.parked.BLOCK", 3)
+        index = ParkIndex()
+        present: dict[str, ParkSubject] = {}
+        for number, (due, many, how) in enumerate(steps):
+            parks = [park(f"j{(number * 7 + i * 13) % 50}", FAR_S + (due * 31 + i * 17) % 60) for i in range(many)]
+            parks = [p for p in parks if p.job not in present]
+            if how == "discard":
+                for job in list(present)[due % 5 :: 5]:
+                    assert index.discard(job) == present.pop(job)
+            elif how == "add":
+                for each in parks:
+                    assert index.add(each, now_ms=0) == (each.job not in present)
+                    present.setdefault(each.job, each)
+            else:
+                for each in parks:
+                    present.setdefault(each.job, each)
+                index.add_all(parks, now_ms=0)
+            by_due = sorted(present.values(), key=lambda p: (p.due_ms, p.job))
+            assert list(index.by_due("p", PARKING_LANES)) == by_due
+            assert index.count("p", Lane.DEFERRABLE) == len(by_due)
+            turns = [
+                p for tenant in index.tenants("p", Lane.DEFERRABLE) for p in index.queue("p", Lane.DEFERRABLE, tenant)
+            ]
+            assert turns == sorted(by_due, key=lambda p: (p.due_ms // 1000, p.group, p.due_ms, p.job))
+
+
+def test_a_crowd_with_one_not_before_wakes_in_parts() -> None:
+    count = WAKE_MAX + 10
+    index = ParkIndex([park(f"j{i}", not_before_s=NOW_S + 5) for i in range(count)], now_ms=int(NOW_S * 1000))
+    now_ms = int((NOW_S + 5) * 1000)
+    assert index.wake(now_ms) == WAKE_MAX
+    assert index.next_wake_ms() == now_ms, "the next look comes at once"
+    assert index.wake(now_ms) == 10
+
+
+def test_a_parked_job_takes_little_memory() -> None:
+    """Read from subjects, as a new scheduler does; a million must fit into well under 1 GiB."""
+    count = 20_000
+    names = [str(park(f"local-01a22c2c-29e7-72b4-b8d2-{i:012}", FAR_S + i, cost_ms=1000 + i)) for i in range(count)]
+    tracemalloc.start()
+    try:
+        index = ParkIndex(map(ParkSubject.parse, names))
+        used_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(index) == count
+    assert used_bytes / count < 450

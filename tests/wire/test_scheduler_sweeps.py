@@ -198,3 +198,22 @@ async def test_a_crowd_that_timed_out_leaves_nothing_behind(nats_server: LocalNa
             record, _ = await park_job(region, lane=Lane.BATCH)
             await eventually(lambda: scheduler.released[record.pool, Lane.BATCH] == 1)
             assert await ready_jobs(region, Lane.BATCH) == {record.job_id: 1}
+
+
+async def test_one_sweep_ends_a_crowd_of_any_size_and_leaves_what_is_not_due(
+    region: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laneway.scheduler.sweeps.SWEEP_MAX", 10)
+    clock = ShiftedClock()
+    records = RecordStore(region)
+    crowd = [make_record() for _ in range(45)]
+    later = make_record(contract=replace(crowd[0].contract, deadline_s=crowd[0].contract.deadline_s + 3600.0))
+    for record in (*crowd, later):
+        await records.create(record)
+    async with sweeper(region, clock) as sweep:
+        await eventually(lambda: len(sweep.open) == 46)
+        clock.ahead_s = 620.0
+        await sweep.sweep()
+        assert {await state_of(region, record) for record in crowd} == {JobState.EXPIRED}
+        assert len(sweep.open) <= 1
+        assert await state_of(region, later) is not JobState.EXPIRED
