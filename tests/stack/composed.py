@@ -128,6 +128,8 @@ class Composed:
         with self.timed("stop"):
             self.compose("stop", timeout_s=DOWN_S_MAX)
         self.exit_codes = {each.name: each.inspect()["State"]["ExitCode"] for each in self.containers()}
+        if any(self.exit_codes.values()):
+            self.keep_logs("logs-of-first-start")
         self.compose("down", timeout_s=DOWN_S_MAX)
         cpu = MachineCpu()
         with self.timed("second start"):
@@ -142,8 +144,8 @@ class Composed:
     def down(self) -> None:
         self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "5", timeout_s=DOWN_S_MAX)
 
-    def keep_logs(self) -> Path:
-        folder = FOLDER / "logs"
+    def keep_logs(self, name: str = "logs") -> Path:
+        folder = FOLDER / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "containers.txt").write_text(self.compose("ps", "--all"))
         for each in self.containers():
@@ -157,6 +159,10 @@ class Composed:
         """Those that exist, running or not."""
         rows = self.compose("ps", "--all", "--format", "{{.ID}} {{.Name}} {{.Service}}", *services).splitlines()
         return [Container(*row.split()) for row in rows]
+
+    def container_of(self, worker_id: str) -> Container:
+        """A worker's name begins with its host's, which docker makes of the container's id."""
+        return next(each for each in self.containers("worker") if worker_id.startswith(each.id[:12]))
 
     def leader(self) -> Leader:
         """The scheduler that took the latest term."""

@@ -15,6 +15,7 @@ from tests.stack.composed import ROOT, Composed
 
 STREAM_TOKENS, BATCH_TOKENS = 64, 24
 STREAMS, SUBMITS, PUBLISHED, GAP_S = 6, 12, 18, 0.25
+HOLD_S = 20.0  # a job that may not start before is parked until then
 TIMES = {0: "unheard", 1: "once"}
 # By default a priority call is tried twice; an outage lasts longer than that.
 PATIENCE = RetryParams(attempts_max=dict.fromkeys(Lane, 100), floor_per_s=10.0)
@@ -67,13 +68,22 @@ class Producer:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self._lines: list[dict[str, Any]] = []
 
-    async def line(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        text = await self._process.stdout.readline()
-        assert text, f"the producer ended with status {await self._process.wait()}"
-        line: dict[str, Any] = json.loads(text)
-        return line
+    async def until(self, key: str, value: object = None) -> dict[str, Any]:
+        """The first of its lines that has the key, with the value if one is given."""
+        read = 0
+        while True:
+            for line in self._lines[read:]:
+                if key in line and value in (None, line[key]):
+                    return line
+            read = len(self._lines)
+            await self._read()
+
+    async def worker_of(self, job: str) -> str:
+        """The worker that started a job."""
+        worker: str = (await self.until("started", job))["worker"]
+        return worker
 
     async def ends_of(self, jobs: list[str]) -> dict[str, int]:
         """How often the region told the end of each of these jobs, now that all have ended. It is the last question."""
@@ -82,12 +92,11 @@ class Producer:
         ends: dict[str, int] = (await self.until("ends"))["ends"]
         return ends
 
-    async def until(self, key: str, value: object = None) -> dict[str, Any]:
-        """Its next line that has the key, with the value if one is given."""
-        while True:
-            line = await self.line()
-            if key in line and value in (None, line[key]):
-                return line
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        text = await self._process.stdout.readline()
+        assert text, f"the producer ended with status {await self._process.wait()}"
+        self._lines.append(json.loads(text))
 
 
 @asynccontextmanager
@@ -108,8 +117,11 @@ async def producer(stack: Composed) -> AsyncIterator[Producer]:
             await process.wait()
 
 
-async def submit(client: Client, number: int) -> str:
-    return (await client.submit(**_request(f"Describe the number {number}.", Lane.BATCH, BATCH_TOKENS))).job_id
+async def submit(client: Client, number: int, *, hold_s: float = 0.0) -> str:
+    request = _request(f"Describe the number {number}.", Lane.BATCH, BATCH_TOKENS)
+    if hold_s:
+        request["not_before_s"] = hold_s
+    return (await client.submit(**request)).job_id
 
 
 async def end_of(client: Client, job_id: str) -> str:

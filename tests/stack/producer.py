@@ -1,8 +1,8 @@
 """Runs in a container: publishes batch jobs over NATS one by one and waits until each has ended; prints JSON lines.
 
-python producer.py JOBS GAP_S. A line for each job that was received, and one with what became of all of them. Then it
-reads a line with ids of jobs, and says of each how often the region told its end. Whatever breaks meanwhile, a key is
-published until it is received: that is all a producer has to do.
+python producer.py JOBS GAP_S. A line for each job that was received or that a worker started, and one with what became
+of its own. Then it reads a line with ids of jobs, and says of each how often the region told its end. Whatever breaks
+meanwhile, a key is published until it is received: that is all a producer has to do.
 """
 
 import asyncio
@@ -37,6 +37,8 @@ async def main(jobs: int, gap_s: float) -> None:
         event = bus_pb2.JobEvent.FromString(msg.data)
         state = enums.JOB_STATE_FROM_WIRE.get(event.state)
         ends[event.job_id] += state is not None and state.terminal
+        if event.worker_id:
+            say(started=event.job_id, worker=event.worker_id)
 
     await watcher.subscribe(subjects.events(REGION), cb=count)
     await watcher.flush()

@@ -13,6 +13,7 @@ import pytest
 from laneway.client import Client, LanewayError, Unauthenticated, VerdictKind
 from tests.stack.composed import WORKERS, Composed, Container
 from tests.stack.kills import (
+    HOLD_S,
     PATIENCE,
     PUBLISHED,
     STREAM_TOKENS,
@@ -88,34 +89,38 @@ def test_an_operator_sees_the_workers_through_a_scheduler(composed: Composed):
 
 
 async def test_everything_accepted_ends_once_when_a_worker_is_killed(composed: Composed, kill_report: list[Kill]):
-    kill = await _killed(composed, "a worker", lambda: composed.containers("worker")[0])
+    kill = await _killed(composed, "a worker", composed.container_of)
     kill_report.append(kill)
     _all_ended_once(kill)
     assert [stream.error for stream in kill.streams] == [""] * STREAMS
+    assert any(stream.attempt > 1 for stream in kill.streams), "another worker went on with what it was saying"
 
 
 async def test_everything_accepted_ends_once_when_the_leading_scheduler_is_killed(
     composed: Composed, kill_report: list[Kill]
 ):
     before = composed.leader()
-    kill = await _killed(composed, "the leading scheduler", lambda: composed.leader().container)
+    kill = await _killed(composed, "the leading scheduler", lambda _: composed.leader().container)
     kill_report.append(kill)
     _all_ended_once(kill)
     assert [stream.error for stream in kill.streams] == [""] * STREAMS
     after = composed.leader()
     assert after.epoch > before.epoch
-    assert kill.under_way["parked"], "something was left to release"
+    assert kill.under_way["parked"], "something was left for the other to release"
     kill.note = f"{before.container.name} led; {after.container.name} led {after.since_s - kill.at_s:.1f} s later"
 
 
 async def test_everything_accepted_ends_once_when_nats_is_killed(composed: Composed, kill_report: list[Kill]):
-    kill = await _killed(composed, "nats", lambda: composed.containers("nats")[0])
+    kill = await _killed(composed, "nats", lambda _: composed.containers("nats")[0])
     kill_report.append(kill)
     _all_ended_once(kill, may_miss_events=True)
 
 
-async def _killed(stack: Composed, victim: str, choose: Callable[[], Container]) -> Kill:
-    """Kills it while streams run, batch jobs wait and run, and a producer publishes more; waits until all has ended."""
+async def _killed(stack: Composed, victim: str, choose: Callable[[str], Container]) -> Kill:
+    """Kills it while streams run, batch jobs wait and run, and a producer publishes more; waits until all has ended.
+
+    `choose` is given the worker of a stream.
+    """
     kill = Kill(victim)
 
     def on_retry(error: LanewayError, wait_s: float) -> None:
@@ -131,18 +136,19 @@ async def _killed(stack: Composed, victim: str, choose: Callable[[], Container])
         async with asyncio.TaskGroup() as group:
             for number, stream in enumerate(kill.streams):
                 group.create_task(stream.run(client, number))
-            kill.jobs += [await submit(client, number) for number in range(SUBMITS // 2)]
+            kill.jobs += [await submit(client, number) for number in range(SUBMITS // 3)]
             await publishing.until("received", PUBLISHED // 4)
             await eventually(
                 lambda: all(len(each.indices) >= 3 or each.error for each in kill.streams), timeout_s=120.0
             )
             assert all(len(stream.indices) < STREAM_TOKENS for stream in kill.streams), "it is to die in the middle"
-            container = await asyncio.to_thread(choose)
+            kill.jobs += [await submit(client, number, hold_s=HOLD_S) for number in range(SUBMITS // 3)]
+            container = await asyncio.to_thread(choose, await publishing.worker_of(kill.streams[0].job_id))
             kill.under_way = Counter([job.state.value async for job in client.list_jobs() if not job.state.terminal])
             kill.at_s = time.time()
             back = await asyncio.to_thread(container.kill_main_process)
             returning = group.create_task(asyncio.to_thread(back))
-            kill.jobs += [await submit(client, number) for number in range(SUBMITS // 2, SUBMITS)]
+            kill.jobs += [await submit(client, number) for number in range(SUBMITS // 3)]
         kill.back_s = returning.result()
         for job_id in kill.jobs:
             kill.states[await end_of(client, job_id)] += 1
