@@ -37,16 +37,26 @@ def test_clients_do_not_return_in_step():
 
 
 async def test_a_close_survives_the_cancellation_of_the_dead_socket(monkeypatch: pytest.MonkeyPatch):
+    """Whoever waits for that socket's end again gets the same cancellation again."""
     closes = []
+
+    class Socket:
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
 
     async def close(self: Client, status: int, do_cbs: bool = True) -> None:
         closes.append(status)
-        if len(closes) == 1:
+        if self._transport is not None:
             raise asyncio.CancelledError
 
     monkeypatch.setattr(Client, "_close", close)
-    await SafeClient()._close(Client.CLOSED)
+    client, socket = SafeClient(), Socket()
+    client._transport = cast("Any", socket)
+    await client._close(Client.CLOSED)
     assert closes == [Client.CLOSED, Client.CLOSED]
+    assert socket.closed
 
 
 async def test_a_close_that_is_cancelled_ends(monkeypatch: pytest.MonkeyPatch):

@@ -123,6 +123,9 @@ class SafeClient(Client):
                 raise
             self._forget_pending()
             self._status = Client.DISCONNECTED  # a closed client would not be closed again
+            if self._transport is not None:  # whoever waits for its end once more may get that cancellation again
+                self._transport.close()  # type: ignore[no-untyped-call]  # nats-py has no types for it
+                self._transport = None
             await super()._close(status, do_cbs)
 
     def _forget_pending(self) -> None:
