@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 
 import structlog
 from nats.aio.msg import Msg
@@ -84,12 +84,17 @@ class Lead:
             look_s=own.plan_interval_s,
             weights={Lane.DEFERRABLE: policy.deferrable_weight, Lane.BATCH: policy.batch_weight},
         )
-        self.parking = Parking(bus, region, clock, look_now.set, lambda: _connected(settings.nats, f"{bus.name}-lists"))
+
+        def lists() -> AbstractAsyncContextManager[Bus]:
+            return _connected(settings.nats, f"{bus.name}-lists")
+
+        self.parking = Parking(bus, region, clock, look_now.set, lists)
         self.releaser = Releaser(lanes, self.parking, decisions, clock, params, may_act, released)
         self.planner = Planner(bus, region, catalogue, lanes, leases, clock, valid_s=own.plan_valid_s)
         self.sweeper = Sweeper(
             bus, region, records, lanes, leases, clock,
             parked=self.parking.index.get, ended=self.parking.forget, may_act=may_act, interval_s=own.sweep_s,
+            following=lists,
         )  # fmt: skip
         self._staggerer = Staggerer(lanes, clock, may_act)
 
