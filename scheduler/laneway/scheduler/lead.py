@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import structlog
 from nats.aio.msg import Msg
@@ -18,16 +18,15 @@ from nats.aio.msg import Msg
 from laneway.core import subjects
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
-from laneway.core.errors import ConfigError, Unavailable
 from laneway.core.fleet import Plan
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.policy.release import ReleaseParams
 from laneway.runtime import metrics
-from laneway.runtime.bus import Bus, BusError, NotConnected
+from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.records import RecordStore
-from laneway.runtime.settings import NatsSettings, Settings
+from laneway.runtime.settings import Settings
 from laneway.runtime.wire.records import UnreadableMessage, decode_lease
 from laneway.scheduler.decisions import DecisionLog
 from laneway.scheduler.leader import Leadership
@@ -48,7 +47,8 @@ _log = structlog.get_logger(__name__)
 
 
 class Lead:
-    """One term. `run` once; the attributes may be read meanwhile."""
+    """One term. `run` once; the attributes may be read meanwhile. `lists`: a connection for what would hold up others
+    on the same one."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class Lead:
         catalogue: Catalogue,
         clock: Clock,
         *,
+        lists: Bus,
         leadership: Leadership,
         leases: LeaseWatcher,
         pauses: Pauses,
@@ -84,17 +85,13 @@ class Lead:
             look_s=own.plan_interval_s,
             weights={Lane.DEFERRABLE: policy.deferrable_weight, Lane.BATCH: policy.batch_weight},
         )
-
-        def lists() -> AbstractAsyncContextManager[Bus]:
-            return _connected(settings.nats, f"{bus.name}-lists")
-
         self.parking = Parking(bus, region, clock, look_now.set, lists)
         self.releaser = Releaser(lanes, self.parking, decisions, clock, params, may_act, released)
         self.planner = Planner(bus, region, catalogue, lanes, leases, clock, valid_s=own.plan_valid_s)
         self.sweeper = Sweeper(
             bus, region, records, lanes, leases, clock,
             parked=self.parking.index.get, ended=self.parking.forget, may_act=may_act, interval_s=own.sweep_s,
-            following=lists,
+            lists=lists,
         )  # fmt: skip
         self._staggerer = Staggerer(lanes, clock, may_act)
 
@@ -210,16 +207,3 @@ class Lead:
     def _desired_samples(self) -> list[metrics.Sample]:
         plan = self.plan
         return [({"pool": pool.pool}, float(pool.desired_workers)) for pool in (plan.pools if plan else ())]
-
-
-@asynccontextmanager
-async def _connected(settings: NatsSettings, name: str) -> AsyncIterator[Bus]:
-    """One more connection for a while. Raises a BusError."""
-    try:
-        bus = await Bus.connect(settings, name=name, role="scheduler")
-    except (Unavailable, ConfigError) as error:
-        raise NotConnected(str(error)) from error
-    try:
-        yield bus
-    finally:
-        await bus.close()

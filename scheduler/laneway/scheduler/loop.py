@@ -50,13 +50,17 @@ class Scheduler:
         self._look_now = asyncio.Event()
         self.pauses = Pauses(bus, region, self._look_now.set)
         self._settings = settings
+        self._lists: Bus  # for what would hold up others on the same connection; while watching
         self._plan_watchers: set[asyncio.Event] = set()
         self._stopped = False
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Follows leases, plans and pauses, leading or not. Raises a BusError."""
+        """Follows leases, plans and pauses, leading or not. Raises a BusError, or what keeps a second connection from
+        being made (ConfigError, Unavailable)."""
         async with AsyncExitStack() as stack:
+            self._lists = await Bus.connect(self._settings.nats, name=f"{self.bus.name}-lists", role="scheduler")
+            stack.push_async_callback(self._lists.close)
             stack.push_async_callback(self.leases.close)
             await self.leases.start()
             stack.push_async_callback(self.plans.close)
@@ -117,6 +121,7 @@ class Scheduler:
             self._settings,
             self.catalogue,
             self.clock,
+            lists=self._lists,
             leadership=self.leadership,
             leases=self.leases,
             pauses=self.pauses,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 import structlog
 from nats.aio.msg import Msg
@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 class Parking:
     """The index, and the means to keep it. `changed` is called for what was parked; a ready message needs no look.
 
-    `listing` gives a connection for lists of subjects: the server answers nothing else on it while it makes one.
+    `lists` is the connection for lists of subjects: the server answers nothing else on it while it makes one.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Parking:
         region: str,
         clock: Clock,
         changed: Callable[[], None],
-        listing: Callable[[], AbstractAsyncContextManager[Bus]] | None = None,
+        lists: Bus | None = None,
     ) -> None:
         self.index = ParkIndex()
         self._bus = bus
         self._region = region
         self._clock = clock
         self._changed = changed
-        self._listing = listing or (lambda: nullcontext(bus))
+        self._lists = lists or bus
         self._newcomers: list[str] = []
         self._gone: set[str] | None = None  # what left while a listing is under way
         self._suspect: set[Lane] = set()
@@ -112,10 +112,8 @@ class Parking:
         new = 0
         try:
             wanted = subjects.park_filter(self._region, lane)
-            async with (
-                self._listing() as bus,
-                aclosing(subject_pages(bus, subjects.lane_stream(self._region, lane), wanted)) as pages,
-            ):
+            stream = subjects.lane_stream(self._region, lane)
+            async with aclosing(subject_pages(self._lists, stream, wanted)) as pages:
                 async for page in pages:
                     for start in range(0, len(page), CHUNK):
                         await asyncio.sleep(0)  # bells that are already here come first; the term must be renewed

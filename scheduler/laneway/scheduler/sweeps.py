@@ -11,7 +11,6 @@ import asyncio
 import heapq
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
 
 import structlog
 
@@ -154,9 +153,9 @@ class OpenJobs:
 
 class Sweeper:
     """Runs while its scheduler leads. `parked` gives a job that is known to be parked, without asking NATS; `ended` is
-    told of each job that ended (a cancelled job leaves its lane without a bell). `following` gives a connection for the
-    records: a first reading sends tens of MB, and what came after them on one connection, such as the answer to the
-    renewal of a term, would wait for all of it."""
+    told of each job that ended (a cancelled job leaves its lane without a bell). `lists` is the connection on which the
+    records are followed: a first reading sends tens of MB, and what comes after them on one connection, such as the
+    answer to the renewal of a term, waits for all of it."""
 
     def __init__(
         self,
@@ -171,7 +170,7 @@ class Sweeper:
         ended: Callable[[str], object],
         may_act: Callable[[], bool],
         interval_s: float,
-        following: Callable[[], AbstractAsyncContextManager[Bus]] | None = None,
+        lists: Bus | None = None,
     ) -> None:
         self.open = OpenJobs()
         self.skew_s = 0.0  # NATS time minus ours
@@ -185,13 +184,13 @@ class Sweeper:
         self._ended = ended
         self._may_act = may_act
         self._interval_s = interval_s
-        self._following = following or (lambda: nullcontext(bus))
+        self._followed = RecordStore(lists or bus)
         self._free = asyncio.Semaphore(CONCURRENT_MAX)
 
     async def follow(self) -> None:
         """Learns of every record, without an end. Raises a BusError where following could not begin."""
         self.open = OpenJobs()
-        async with self._following() as bus, RecordStore(bus).follow_heads(self._region) as heads:
+        async with self._followed.follow_heads(self._region) as heads:
             async for head in heads:
                 if head.state.terminal:
                     self.open.drop(head.job_id)
