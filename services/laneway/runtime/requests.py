@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import structlog
 from nats.aio.msg import Msg
@@ -16,6 +17,8 @@ from nats.aio.subscription import Subscription
 
 from laneway.runtime.bus_errors import BusError, NoAnswer, NoStream
 from laneway.runtime.connecting import SafeClient
+
+LOOK_EVERY_S = 0.1  # how exactly a timeout is kept
 
 _log = structlog.get_logger(__name__)
 
@@ -44,9 +47,12 @@ async def listen(client: SafeClient, subject: str, handler: Handler, queue: str 
     return await client.subscribe(subject, queue=queue, future=_Forwarder(handler))
 
 
-def _give_up(waiter: asyncio.Future[Msg], message: str) -> None:
-    if not waiter.done():
-        waiter.set_exception(NoAnswer(message))
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    subject: str
+    answer: asyncio.Future[Msg]
+    until_s: float  # on the loop's clock
+    timeout_s: float
 
 
 class Requests:
@@ -57,15 +63,16 @@ class Requests:
         self.inbox = f"{inbox}.*"  # what it must be able to hear
         self._prefix = f"{inbox}."
         self._count = 0
-        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}  # subject and future, by reply subject
+        self._waiting: dict[str, _Waiting] = {}  # by reply subject
+        self._look: asyncio.TimerHandle | None = None  # for those that wait too long
 
     async def start(self) -> None:
         await listen(self._client, self.inbox, self._answered)
 
     def _answered(self, msg: Msg) -> None:
         waiting = self._waiting.pop(msg.subject, None)
-        if waiting is not None and not waiting[1].done():
-            waiting[1].set_result(msg)
+        if waiting is not None and not waiting.answer.done():
+            waiting.answer.set_result(msg)
 
     async def request(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, *, timeout_s: float
@@ -91,15 +98,30 @@ class Requests:
     ) -> Msg:
         """Publishes, and waits for what comes to `reply`, which may be the subject itself."""
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[Msg] = loop.create_future()
-        self._waiting[reply] = subject, waiter
-        late = loop.call_later(timeout_s, _give_up, waiter, f"no answer on {subject} within {timeout_s} s")
+        waiting = self._waiting[reply] = _Waiting(subject, loop.create_future(), loop.time() + timeout_s, timeout_s)
+        if self._look is None or timeout_s < LOOK_EVERY_S:
+            self._look_in(min(timeout_s, LOOK_EVERY_S))
         try:
             self._client.post(subject, payload, "" if reply == subject else reply, headers)
-            return await waiter
+            return await waiting.answer
         finally:
-            late.cancel()
             self._waiting.pop(reply, None)
+
+    def _look_in(self, after_s: float) -> None:
+        """One timer for all: one each would cost as much as the rest of a request."""
+        if self._look is not None:
+            self._look.cancel()
+        self._look = asyncio.get_running_loop().call_later(after_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._look = None
+        now_s = asyncio.get_running_loop().time()
+        for waiting in self._waiting.values():
+            if waiting.until_s <= now_s and not waiting.answer.done():
+                text = f"no answer on {waiting.subject} within {waiting.timeout_s} s"
+                waiting.answer.set_exception(NoAnswer(text))
+        if self._waiting:
+            self._look_in(LOOK_EVERY_S)
 
     async def drain(self, subscription: Subscription, timeout_s: float) -> None:
         """Ends a subscription without losing what is on its way. It is ended also where NoAnswer is raised."""
@@ -114,12 +136,12 @@ class Requests:
 
     def fail_all(self, error: Callable[[], BusError]) -> None:
         waiting, self._waiting = self._waiting, {}
-        for _, waiter in waiting.values():
-            if not waiter.done():
-                waiter.set_exception(error())
+        for each in waiting.values():
+            if not each.answer.done():
+                each.answer.set_exception(error())
 
     def refuse(self, subject: str, error: Callable[[], BusError]) -> None:
         """Ends the requests to a subject that the server refused. `subject`: in lower case, as the client gives it."""
-        for asked, waiter in self._waiting.values():
-            if asked.lower() == subject and not waiter.done():
-                waiter.set_exception(error())
+        for each in self._waiting.values():
+            if each.subject.lower() == subject and not each.answer.done():
+                each.answer.set_exception(error())
