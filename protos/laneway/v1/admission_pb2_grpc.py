@@ -120,7 +120,7 @@ class AdmissionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Lists the caller's jobs, newest first (AIP-158).
+        """Lists the caller's jobs (AIP-158), those written last first; one that changes meanwhile may come again at the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

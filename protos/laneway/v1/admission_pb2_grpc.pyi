@@ -49,7 +49,7 @@ class AdmissionServiceStub:
     """Follows a job from a token index, while it runs or after it ended. Ending the call never touches the job."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_admission_pb2.GetJobRequest, _admission_pb2.GetJobResponse]
     ListJobs: _grpc.UnaryUnaryMultiCallable[_admission_pb2.ListJobsRequest, _admission_pb2.ListJobsResponse]
-    """Lists the caller's jobs, newest first (AIP-158)."""
+    """Lists the caller's jobs (AIP-158), those written last first; one that changes meanwhile may come again at the end."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_admission_pb2.CancelJobRequest, _admission_pb2.CancelJobResponse]
     """Cancels a job in any state and returns the state that results; idempotent."""
     Quote: _grpc.UnaryUnaryMultiCallable[_admission_pb2.QuoteRequest, _admission_pb2.QuoteResponse]
@@ -76,7 +76,7 @@ class AdmissionServiceAsyncStub(AdmissionServiceStub):
     """Follows a job from a token index, while it runs or after it ended. Ending the call never touches the job."""
     GetJob: _aio.UnaryUnaryMultiCallable[_admission_pb2.GetJobRequest, _admission_pb2.GetJobResponse]  # type: ignore[assignment]
     ListJobs: _aio.UnaryUnaryMultiCallable[_admission_pb2.ListJobsRequest, _admission_pb2.ListJobsResponse]  # type: ignore[assignment]
-    """Lists the caller's jobs, newest first (AIP-158)."""
+    """Lists the caller's jobs (AIP-158), those written last first; one that changes meanwhile may come again at the end."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_admission_pb2.CancelJobRequest, _admission_pb2.CancelJobResponse]  # type: ignore[assignment]
     """Cancels a job in any state and returns the state that results; idempotent."""
     Quote: _aio.UnaryUnaryMultiCallable[_admission_pb2.QuoteRequest, _admission_pb2.QuoteResponse]  # type: ignore[assignment]
@@ -136,7 +136,7 @@ class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admission_pb2.ListJobsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admission_pb2.ListJobsResponse, _abc.Awaitable[_admission_pb2.ListJobsResponse]]:
-        """Lists the caller's jobs, newest first (AIP-158)."""
+        """Lists the caller's jobs (AIP-158), those written last first; one that changes meanwhile may come again at the end."""
 
     @_abc_1.abstractmethod
     def CancelJob(

@@ -200,7 +200,7 @@ def jobs(
     address: AddressOption = None,
     token_file: TokenOption = None,
 ) -> None:
-    """List your jobs, newest first; or show one."""
+    """List your jobs, those that changed last first; or show one."""
 
     async def work() -> None:
         async with connect.admission(address, token_file) as client:

@@ -175,7 +175,7 @@ class Client(ServiceConnection):
         limit: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncIterator[Job]:
-        """The caller's jobs, newest first, without results; `timeout_s` bounds each page."""
+        """The caller's jobs without results, those that changed last first; `timeout_s` bounds each page."""
 
         async def page(token: str) -> tuple[list[Job], str]:
             message = admission_pb2.ListJobsRequest(

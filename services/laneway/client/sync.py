@@ -286,7 +286,7 @@ class Client(_SyncConnection[admission.Client]):
         limit: int | None = None,
         timeout_s: float | None = None,
     ) -> Items[Job]:
-        """The caller's jobs, newest first, without results; `timeout_s` bounds each page."""
+        """The caller's jobs without results, those that changed last first; `timeout_s` bounds each page."""
         return self._items(
             self._client.list_jobs(lane=lane, state=state, labels=labels, limit=limit, timeout_s=timeout_s)
         )
