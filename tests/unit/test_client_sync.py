@@ -132,7 +132,7 @@ def test_results_and_errors_come_back_to_the_thread_that_asked():
 def test_an_interrupt_cancels_what_was_waited_for(monkeypatch: pytest.MonkeyPatch):
     began, ended = threading.Event(), threading.Event()
 
-    def interrupted(future: object) -> None:
+    def interrupted(future: object, timeout: float | None = None) -> None:
         assert began.wait(10)
         raise KeyboardInterrupt
 

@@ -11,9 +11,10 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
+LOOK_EVERY_S = 0.1
 CLOSE_S_MAX = 5.0  # for the last coroutine, and again for the thread
 _CLOSED = "this client is closed; make a new one"
 _GONE = "this client's thread is gone, as after a fork: make a new client in the new process"
@@ -52,7 +53,7 @@ class BackgroundLoop:
             coroutine.close()
             raise
         try:
-            return future.result()
+            return _result(future)
         except CancelledError:
             raise ClientClosed(_CLOSED_MEANWHILE) from None
         except BaseException:
@@ -80,6 +81,16 @@ class BackgroundLoop:
     def _require_other_thread(self) -> None:
         if threading.current_thread() is self._thread:
             raise RuntimeError(_OWN_THREAD)
+
+
+def _result(future: Future[Result]) -> Result:
+    """Waits in pieces: a signal that comes to one of gRPC's threads does not wake this one, and is seen by looking."""
+    while True:
+        try:
+            return future.result(LOOK_EVERY_S)
+        except TimeoutError:
+            if future.done():  # it may be the coroutine's own
+                return future.result()
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
