@@ -1,4 +1,4 @@
-"""Tokens on their way to the doors: one core NATS message for each engine step and door.
+"""Tokens on their way to the doors: one core NATS message for each flush and door, a flush or two for each engine step.
 
 Owns what was said in this step and is not sent yet, and nothing older: whatever cannot be sent now is dropped and
 counted, because the door that misses it asks for a replay, which runs make from their transcripts.
