@@ -68,7 +68,7 @@ class Sequences:
     def __init__(self, clock: Clock, before_step: Callable[[], None], after_step: Callable[[], None]) -> None:
         self._clock = clock
         self._before_step = before_step
-        self._after_step = after_step  # called when owners were told: once a step, twice where some got their first output
+        self._after_step = after_step  # called when owners were told, once or twice a step
         self._engine: Engine | None = None
         self._live: dict[int, LiveSequence] = {}
         self._count = 0
