@@ -7,12 +7,12 @@ the format that changes; after it the folder is of a release that runs somewhere
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from laneway.core.job import SCHEMA
@@ -128,12 +128,12 @@ def _unset(value: object, path: str) -> Iterator[str]:
     if isinstance(value, tuple | list):
         if value:
             yield from _unset(value[0], f"{path}[0]")
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
+    elif isinstance(value, msgspec.Struct):
+        for field in msgspec.structs.fields(value):
             found = getattr(value, field.name)
             if field.name in ONE_OF_THESE:
                 continue  # a task has one format
-            has_default = field.default is not dataclasses.MISSING
+            has_default = field.default is not msgspec.NODEFAULT
             if found == field.default if has_default else not found:
                 yield f"{path}.{field.name}"
             else:

@@ -8,13 +8,13 @@ import signal
 import struct
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import structlog
 import uvloop
+from msgspec.structs import replace
 
 from laneway.core.catalogue import Pool
 from laneway.core.errors import ConfigError

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import msgspec
+from msgspec.structs import replace
 from nats.aio.msg import Msg
 
 from laneway.admission.server import serve

@@ -8,11 +8,11 @@ import inspect
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from laneway.core.catalogue import Capabilities, Catalogue, Pool
 from laneway.core.job import Contract, GenerateTask, JobRecord, LaneJob, Sampling, Timings, Verdict

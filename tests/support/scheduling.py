@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from laneway.core import subjects
 from laneway.core.fleet import WorkerLease, WorkerState

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from nats.aio.msg import Msg
 
 from laneway.core import subjects

@@ -2,9 +2,9 @@
 
 import asyncio
 import itertools
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from laneway.admission.holding import Flusher, HoldLimits
 from laneway.admission.streams import Stream, StreamLimits

@@ -1,11 +1,11 @@
 """A reader gets each token once and in order, whatever was sent twice, late, never, or by another attempt."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from laneway.admission.streams import COMPACT_PIECES, Offer, Stream, StreamLimits, spliced
 from laneway.core.errors import Aborted

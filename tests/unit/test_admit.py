@@ -1,11 +1,11 @@
 """Verdicts: what is accepted can be kept, what is refused says why and when to come back."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from laneway.core.catalogue import Capabilities, Pool
 from laneway.core.errors import Infeasible, InvalidRequest, LaneSaturated, RegionNotAllowed, StorageFull, Unavailable

@@ -88,7 +88,7 @@ def test_an_address_that_is_none_is_wrong_usage():
 def test_heavy_modules_are_loaded_only_by_commands_that_need_them():
     probe = "import sys, laneway.cli.main; print(sorted({m.partition('.')[0] for m in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
-    for heavy in ("grpc", "nats", "msgspec", "google", "uvloop", "openvino", "structlog", "tokenizers"):
+    for heavy in ("grpc", "nats", "google", "uvloop", "openvino", "structlog", "tokenizers"):
         assert f"'{heavy}'" not in loaded
 
 

@@ -1,7 +1,8 @@
 """Why a job is where it is: the steps of its record and of the scheduler, oldest first."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from laneway.core.errors import Code
 from laneway.core.job import (

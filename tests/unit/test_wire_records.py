@@ -2,12 +2,12 @@
 
 import contextlib
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from laneway.core.errors import Code
 from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState

@@ -1,7 +1,6 @@
 """What callers send: each bad field is refused by its name, and nothing that is sent is ignored."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from laneway.core.catalogue import Capabilities, Catalogue, Pool
 from laneway.core.errors import InvalidRequest, Unsupported

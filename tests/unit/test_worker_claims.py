@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from laneway.core import job as jobs
 from laneway.core.errors import Code
@@ -21,7 +20,7 @@ ME, OTHER = "me-1", "other-2"
 def record(**changes: object) -> JobRecord:
     waiting = make_record()
     contract = replace(waiting.contract, deadline_s=NOW_S + 600.0)
-    return replace(waiting, contract=contract, **changes)  # type: ignore[arg-type] # the tests' own fields
+    return replace(waiting, contract=contract, **changes)
 
 
 def running(owner: str = OTHER, **changes: object) -> JobRecord:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from laneway.v1 import admission_pb2 as pb
 from laneway.v1 import bus_pb2, common_pb2
 from tests.support.admission import (
     Gate,
+    Held,
     PuppetWorker,
     admission_settings,
     error_of_call,
@@ -169,7 +169,7 @@ async def test_a_job_goes_on_where_a_dead_worker_stopped(door: Gate, worker: Pup
         await eventually(lambda: any(a.next_index == 2 for b in worker.beats for a in b.attachments))
         record = claim(held.record, other.id, 0.0, owner_is_dead=True)
         sequence = await door.records.update(record, held.stored.sequence)
-        taken = replace(held, stored=StoredRecord(record, sequence))
+        taken = Held(held.delivery, StoredRecord(record, sequence))
         await other.announce(taken)
         await worker.send(held, 2, "X")  # the dead one lives a little longer: too late
 
@@ -181,7 +181,7 @@ async def test_a_job_goes_on_where_a_dead_worker_stopped(door: Gate, worker: Pup
         prefix = bytes(offered()).decode()
         record = set_start_index(record, other.id, 2, len(prefix))
         sequence = await door.records.update(record, sequence)
-        taken = replace(held, stored=StoredRecord(record, sequence))
+        taken = Held(held.delivery, StoredRecord(record, sequence))
         await other.send(taken, len(prefix), "cd")
         await other.finish(taken, prefix + "cd")
         events = await rest(call)

@@ -5,10 +5,10 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from laneway.core import subjects
 from laneway.core.job import claim

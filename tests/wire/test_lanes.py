@@ -1,10 +1,10 @@
 """Lanes: parking, firing, releasing early, purging, and the races between these."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from laneway.core import subjects
 from laneway.core.lanes import LANES, PARKING_LANES, Lane

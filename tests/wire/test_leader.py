@@ -9,11 +9,11 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from random import Random
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from nats.aio.msg import Msg
 
 from laneway.core import subjects

@@ -1,9 +1,9 @@
 """Provisioning: again, at the same time, and never with harm."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from laneway.core import subjects
 from laneway.core.lanes import LANES, PARKING_LANES, Lane

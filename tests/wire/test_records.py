@@ -2,9 +2,9 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from laneway.core import subjects
 from laneway.core.clock import ManualClock

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 from datetime import datetime
 
 import pytest
+from msgspec.structs import replace
 
 from laneway.core import subjects
 from laneway.core.errors import Code

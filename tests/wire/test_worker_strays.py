@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from laneway.core import subjects
 from laneway.core.lanes import JobState, Lane

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from laneway.core.errors import InvalidRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True):
     """Optional abilities of a pool. A request that needs one the pool lacks is refused naming the field."""
 
     logprobs: bool = False
@@ -39,7 +38,7 @@ class Capabilities:
     def names(self) -> list[str]:
         """Names of the abilities offered, limits as name=limit."""
         out: list[str] = []
-        for name in self.__slots__:
+        for name in self.__struct_fields__:
             value = getattr(self, name)
             if value is True:
                 out.append(name)
@@ -48,8 +47,7 @@ class Capabilities:
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(Struct, frozen=True):
     """The workers of one region that serve one tier of one model."""
 
     name: str
@@ -84,8 +82,7 @@ class Pool:
         ) / 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class Catalogue:
+class Catalogue(Struct, frozen=True):
     """Pools in the order of quality: a model's later tier is the better one."""
 
     pools: tuple[Pool, ...] = field(default_factory=tuple)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from laneway.core.lanes import Lane
 
@@ -19,8 +20,7 @@ class WorkerState(StrEnum):
     BROKEN = "BROKEN"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLease:
+class WorkerLease(Struct, frozen=True):
     worker_id: str  # one incarnation; also its control subject token
     name: str  # stable across restarts
     pool: str
@@ -44,8 +44,7 @@ class WorkerLease:
     process_id: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LanePlan:
+class LanePlan(Struct, frozen=True):
     lane: Lane
     ready: int = 0
     running: int = 0
@@ -55,8 +54,7 @@ class LanePlan:
     oldest_wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PoolPlan:
+class PoolPlan(Struct, frozen=True):
     pool: str
     workers: int = 0
     slots: int = 0
@@ -76,8 +74,7 @@ class PoolPlan:
         return LanePlan(lane)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     region: str
     epoch: int = 0
     version: int = 0

@@ -9,7 +9,9 @@ change. While RUNNING only the owner of the present attempt may write, except th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from laneway.core.errors import Code
 from laneway.core.lanes import FinishReason, Isolation, JobState, Lane, OnDisconnect, Phase, VerdictKind
@@ -17,8 +19,7 @@ from laneway.core.lanes import FinishReason, Isolation, JobState, Lane, OnDiscon
 SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(Struct, frozen=True):
     """How tokens are chosen. None means unset; ranges are those of laneway.v1.Sampling."""
 
     max_tokens: int
@@ -44,8 +45,7 @@ class Sampling:
         return self.temperature == 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateTask:
+class GenerateTask(Struct, frozen=True):
     """A generate task whose prompt is already token ids."""
 
     prompt_ids: tuple[int, ...]
@@ -62,8 +62,7 @@ class GenerateTask:
         return bool(self.json_object or self.json_schema or self.regex or self.grammar)
 
 
-@dataclass(frozen=True, slots=True)
-class Contract:
+class Contract(Struct, frozen=True):
     """What a request was promised, with the lane's defaults filled in."""
 
     lane: Lane
@@ -79,8 +78,7 @@ class Contract:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     kind: VerdictKind
     reason: str
     message: str
@@ -95,22 +93,19 @@ class Verdict:
     cost: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(Struct, frozen=True):
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     text: str
     token_ids: tuple[int, ...]
     text_lengths: tuple[int, ...]  # characters that became final with each token
@@ -119,8 +114,7 @@ class Result:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class JobError:
+class JobError(Struct, frozen=True):
     code: Code
     reason: str
     message: str
@@ -128,8 +122,7 @@ class JobError:
     field: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(Struct, frozen=True):
     """Wall times in Unix seconds (0: not yet), spans in seconds."""
 
     created_s: float = 0.0
@@ -140,16 +133,14 @@ class Timings:
     decode_span_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     attempt: int
     start_index: int
     owner: str
     claimed_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class JobRecord:
+class JobRecord(Struct, frozen=True):
     job_id: str
     tenant: str
     region: str
@@ -278,8 +269,7 @@ def resumable(task: GenerateTask) -> bool:
     return not (s.n > 1 or task.constrained or (s.seed is not None and not s.greedy) or penalised or s.min_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class LaneJob:
+class LaneJob(Struct, frozen=True):
     """A job on its way to a worker: its record as accepted, and the task."""
 
     record: JobRecord

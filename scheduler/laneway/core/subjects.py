@@ -6,8 +6,9 @@ Caller text never enters a subject: each token was checked or is ours. See docs/
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from sys import intern
+
+from msgspec import Struct
 
 from laneway.core.ids import is_token
 from laneway.core.lanes import Lane
@@ -112,8 +113,7 @@ def bell(subject: str) -> str:
     return f"bell.{subject}"
 
 
-@dataclass(frozen=True, slots=True)
-class ParkSubject:
+class ParkSubject(Struct, frozen=True):
     """What a park subject says: all that a scheduler needs to rebuild its index. Fixed for a job's life."""
 
     region: str

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Struct
+
 from laneway.core.catalogue import Pool
 from laneway.core.errors import Infeasible, LaneSaturated, LanewayError, RegionNotAllowed, StorageFull, Unavailable
 from laneway.core.job import Contract, Verdict
@@ -43,8 +45,7 @@ class AdmitParams:
     ttft_default_s: Mapping[Lane, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A pool that may serve the request, and the request in that pool's tokens."""
 
     pool: Pool
@@ -54,15 +55,13 @@ class Candidate:
     long_tokens: int  # predicted output near its upper end: for the latest start
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     contract: Contract
     candidates: Sequence[Candidate]  # cheapest first, at least one
     region: str
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(Struct, frozen=True):
     """What admission knows at this moment."""
 
     views: Mapping[str, PoolView]  # by pool
@@ -78,8 +77,7 @@ class Placement(StrEnum):
     PARKED = "parked"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """`refusal` is the error of a refused request; otherwise the rest says where the job goes."""
 
     verdict: Verdict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from laneway.core.catalogue import Pool
 from laneway.core.errors import InvalidRequest

@@ -7,15 +7,16 @@ second); rates in tokens a second. Measured values win, the catalogue's are the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from laneway.core.catalogue import Pool
 from laneway.core.fleet import Plan, PoolPlan, WorkerLease, WorkerState
 from laneway.core.lanes import PARKING_LANES, Lane
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """Work on its way to a pool that its plan does not show yet."""
 
     jobs: int = 0  # sent to ready, less those that ended
@@ -30,8 +31,7 @@ class Load:
         return Load(self.jobs - other.jobs, self.prompt_tokens - other.prompt_tokens, left_s)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolView:
+class PoolView(Struct, frozen=True):
     """What is known of a pool at this moment."""
 
     plan: PoolPlan
@@ -67,8 +67,7 @@ def _mean(measured: list[float]) -> float:
     return sum(known) / len(known) if known else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(Struct, frozen=True):
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
 
@@ -98,8 +97,7 @@ def best_rates(pool: Pool, plan: PoolPlan) -> Rates:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Eta:
+class Eta(Struct, frozen=True):
     """`wait_s` and its standard deviation come from load; `ttft_s` and `completion_s` are expectations from now."""
 
     wait_s: float

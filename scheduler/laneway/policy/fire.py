@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 DEADLINE_MAX_S = 30 * 86400.0  # NATS fires schedules that are farther out at once
 
 
@@ -48,8 +50,7 @@ def fire_at_s(
     return max(now_s, not_before_s, start)
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(Struct, frozen=True):
     """What staggering needs to know of a parked job."""
 
     job: str

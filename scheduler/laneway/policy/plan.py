@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec import Struct, field
 
 from laneway.core.catalogue import Catalogue, Pool
 from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
@@ -20,24 +22,21 @@ class PlanParams:
     utilisation: float = 0.85  # share of a worker's time that may be planned with
 
 
-@dataclass(frozen=True, slots=True)
-class Depth:
+class Depth(Struct, frozen=True):
     """Messages of one pool and lane."""
 
     ready: int = 0
     running: int = 0  # with a worker, not yet acknowledged
 
 
-@dataclass(frozen=True, slots=True)
-class Parked:
+class Parked(Struct, frozen=True):
     """The parked jobs of one pool and lane."""
 
     count: int = 0
     device_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """What a plan is made from."""
 
     leases: Sequence[WorkerLease] = ()

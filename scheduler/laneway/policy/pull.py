@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from laneway.core.lanes import Lane
 
 
@@ -45,8 +47,7 @@ class PullParams:
             raise ValueError("lower_prefills_max must be at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class LaneView:
+class LaneView(Struct, frozen=True):
     """What a worker knows of one of its lanes."""
 
     lane: Lane
@@ -60,8 +61,7 @@ class LaneView:
         return not self.paused and (self.waiting or self.staged_tokens is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(Struct, frozen=True):
     """What the worker can still take."""
 
     slots: int  # free sequences
@@ -70,22 +70,19 @@ class Room:
     lower_prefills: int = 0  # lower-lane jobs that were submitted and have no token yet
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
+class Turns(Struct, frozen=True):
     """Whose turn it is, as counts of started jobs."""
 
     priority_run: int = 0  # priority jobs since a lower lane had a turn, while one was waiting
     deferrable_run: int = 0  # deferrable jobs since batch had a turn, while it was waiting
 
 
-@dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(Struct, frozen=True):
     lane: Lane
     batch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """Start the job staged for this lane; it fits."""
 
     lane: Lane

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Struct
+
 from laneway.core.fleet import PoolPlan
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.core.subjects import ParkSubject
@@ -50,8 +52,7 @@ class ReleaseParams:
     releases_max: int = 256  # of one decision
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(Struct, frozen=True):
     """What a pool can take, in jobs."""
 
     pool: str
@@ -61,8 +62,7 @@ class Room:
     workers: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Struct, frozen=True):
     park: ParkSubject
     reason: ReleaseReason
     charge: float  # factor on the predicted cost

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Struct
+
 from laneway.core.errors import Code, LanewayError
 from laneway.core.lanes import Lane
 
@@ -49,8 +51,7 @@ class RetryParams:
         return cls(attempts_max=dict.fromkeys(Lane, 1), outage_s_max=0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class RetryBudget:
+class RetryBudget(Struct, frozen=True):
     """Deposits of the last seconds, oldest first: (second, amount left). A value; each change gives a new one."""
 
     deposits: tuple[tuple[int, float], ...] = ()
@@ -97,8 +98,7 @@ class RetryReason(StrEnum):
     OUTAGE = "OUTAGE"  # nothing was heard of the job for as long as an outage may last
 
 
-@dataclass(frozen=True, slots=True)
-class RetryDecision:
+class RetryDecision(Struct, frozen=True):
     """What to do about a failure, and the budget to go on with."""
 
     retry: bool
@@ -107,8 +107,7 @@ class RetryDecision:
     budget: RetryBudget
 
 
-@dataclass(frozen=True, slots=True)
-class Attempted:
+class Attempted(Struct, frozen=True):
     """What was tried and how it ended."""
 
     error: LanewayError

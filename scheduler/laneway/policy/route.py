@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from laneway.core.catalogue import Catalogue
 from laneway.core.fleet import Plan, PoolPlan
 from laneway.core.lanes import LANES, PARKING_LANES, Lane
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDigest:
+class ModelDigest(Struct, frozen=True):
     model: str
     tier: str
     workers: int = 0
@@ -25,8 +26,7 @@ class ModelDigest:
     batch_eta_s: float = 0.0  # until parked work is worked off
 
 
-@dataclass(frozen=True, slots=True)
-class RegionDigest:
+class RegionDigest(Struct, frozen=True):
     """What a region tells the others, each second."""
 
     region: str
@@ -55,8 +55,7 @@ class RouteParams:
     age_s_max: float = 1.0  # older digests make waits look longer, by half for each second
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     model: str
     lane: Lane = Lane.PRIORITY
     regions: tuple[str, ...] = ()  # allowed; empty: all
@@ -64,15 +63,13 @@ class Ask:
     max_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(Struct, frozen=True):
     region: str
     score_s: float
     excluded: str = ""  # why it may not be chosen
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """The choice; `region` is empty where no region may be chosen, and `reason` says why."""
 
     region: str
@@ -80,8 +77,7 @@ class Route:
     scores: tuple[Score, ...]  # best first, excluded ones last
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(Struct, frozen=True):
     """A digest as this region has it."""
 
     digest: RegionDigest

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 JOBS_MAX = 20_000
 STEPS_MAX = 8  # of one job
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     at_s: float  # Unix seconds
     action: str  # past tense
     reason: str

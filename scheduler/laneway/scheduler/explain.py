@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState, VerdictKind
 from laneway.scheduler.decisions import Step
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     at_s: float  # Unix seconds
     actor: str
     action: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from laneway.core.clock import Clock
 from laneway.core.errors import LaneSaturated, LanewayError, OutcomeUnknown, StorageFull, Unavailable
@@ -41,8 +42,7 @@ UNREACHABLE_RETRY_S = 1.0  # what a caller is told when NATS or a stream's leade
 log = get_logger("laneway.admission.accept")
 
 
-@dataclass(frozen=True, slots=True)
-class Acceptance:
+class Acceptance(Struct, frozen=True):
     """`existing`: an earlier request with the same key made this job; it was left as it is."""
 
     record: JobRecord

@@ -10,9 +10,9 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 
+from msgspec import Struct
 from prometheus_client import Counter
 
 from laneway.admission.accept import UNREACHABLE_RETRY_S, Acceptance, Acceptor
@@ -44,8 +44,7 @@ log = get_logger("laneway.admission")
 _requests = metrics.counter("laneway_requests_total", "Requests by lane and what became of them.", ("lane", "outcome"))
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """What a front hands over, besides the caller."""
 
     spec: ParsedSpec
@@ -56,8 +55,7 @@ class Request:
     job_id: str = ""  # decided by the front; empty: made here
 
 
-@dataclass(frozen=True, slots=True)
-class Quote:
+class Quote(Struct, frozen=True):
     verdict: Verdict
     prompt_tokens: int
     max_tokens: int
@@ -264,8 +262,7 @@ class Admission:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Decided:
+class _Decided(Struct, frozen=True):
     record: JobRecord
     judged: Judged | None  # None: the record was there before
 

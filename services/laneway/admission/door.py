@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+from msgspec import Struct, field
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
@@ -45,8 +45,7 @@ CHECKS_AT_ONCE = 16
 log = get_logger("laneway.admission.door")
 
 
-@dataclass(frozen=True, slots=True)
-class DoorLimits:
+class DoorLimits(Struct, frozen=True):
     beat_s: float = 1.0
     silence_s: float = 3.0
     stream: StreamLimits = field(default_factory=StreamLimits)

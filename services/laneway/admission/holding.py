@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from laneway.admission.streams import Stream
 from laneway.core.clock import Clock
@@ -17,8 +18,7 @@ from laneway.core.lanes import Lane
 HELD_TICK_S = 0.01  # how exactly held pieces leave
 
 
-@dataclass(frozen=True, slots=True)
-class HoldLimits:
+class HoldLimits(Struct, frozen=True):
     hold_s: Mapping[Lane, float] = field(default_factory=dict)  # least time between two pieces of a stream
     priority_streams: int = 0  # with fewer a write costs nobody anything, and priority is not held
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
+
+from msgspec import Struct
 
 from laneway.admission.ledger import Ledger
 from laneway.admission.preparing import Option
@@ -21,8 +22,7 @@ from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.plans import PlanView
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(Struct, frozen=True):
     decision: Decision
     option: Option  # the chosen pool's
     full_retry_s: float  # what a caller is told if the lane itself refuses

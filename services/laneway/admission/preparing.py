@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from laneway.core.catalogue import Pool
 from laneway.core.errors import InvalidRequest
@@ -29,8 +30,7 @@ ETA_QUANTILE = {Lane.PRIORITY: 0.5, Lane.DEFERRABLE: 0.8, Lane.BATCH: 0.5}
 LONG_QUANTILE = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """One pool that could serve the request, and the task it would run."""
 
     candidate: Candidate

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from laneway.admission.ending import Ender
 from laneway.core import ids, subjects
@@ -33,8 +34,7 @@ _WAITING = frozenset({JobState.PARKED, JobState.READY})
 log = get_logger("laneway.admission.results")
 
 
-@dataclass(frozen=True, slots=True)
-class JobFilter:
+class JobFilter(Struct, frozen=True):
     lane: Lane | None = None
     state: JobState | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -54,8 +54,7 @@ class JobFilter:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
+class JobView(Struct, frozen=True):
     """A record and the state to show."""
 
     record: JobRecord

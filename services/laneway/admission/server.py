@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from random import Random
+
+from msgspec import Struct
 
 from laneway.admission.accept import Acceptor
 from laneway.admission.application import Admission
@@ -121,8 +122,7 @@ async def _drain(server: GrpcServer, house: _House, drain_s: float) -> None:
         ending.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class _House:
+class _House(Struct, frozen=True):
     """What a running door consists of."""
 
     admission: Admission

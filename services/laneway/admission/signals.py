@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
+from msgspec import Struct
 
 from laneway.core.ids import is_token
 from laneway.core.job import JobRecord
@@ -19,8 +19,7 @@ BEAT_SIZE_MAX = 65_536
 ATTACHMENT_SIZE = 32  # of the rest of an attachment
 
 
-@dataclass(frozen=True, slots=True)
-class Attachment:
+class Attachment(Struct, frozen=True):
     """What a door streams, or wants to stream, from a worker."""
 
     job_id: str
@@ -76,8 +75,7 @@ def encode_event(record: JobRecord, *, worker_id: str = "", with_record: bool = 
     ).SerializeToString()
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """A hint that something happened to a job; the record decides."""
 
     job_id: str

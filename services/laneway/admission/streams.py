@@ -19,8 +19,9 @@ import asyncio
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 from laneway.core.errors import Aborted, InvalidRequest, LanewayError
 from laneway.core.job import JobRecord
@@ -37,8 +38,7 @@ class Offer(IntEnum):
     BROKEN = 4  # going on would splice two different runs
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLimits:
+class StreamLimits(Struct, frozen=True):
     unread_bytes: int = 256 * 1024  # of one reader
     delivered_ids: int = 65_536  # kept to hand over
 

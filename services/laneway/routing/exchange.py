@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 
 import structlog
 from google.protobuf.message import DecodeError
+from msgspec.structs import replace
 from nats.aio.msg import Msg
 
 from laneway.core import subjects

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import TypeAlias
 
 import grpc.aio
+from msgspec.structs import replace
 
 from laneway.core.errors import InvalidRequest, LanewayError, RegionNotAllowed, Unavailable
 from laneway.core.ids import check_token

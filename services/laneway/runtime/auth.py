@@ -17,13 +17,13 @@ import ipaddress
 import tomllib
 from collections.abc import Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import unquote
 
 import msgspec
+from msgspec import Struct
 
 from laneway.core.errors import ConfigError, PermissionDenied, Unauthenticated
 from laneway.core.lanes import LANES, Lane
@@ -33,8 +33,7 @@ Role = Literal["tenant", "operator"]
 DEFAULT_TENANT = "default"
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     tenant: str
     role: Role = "tenant"
     lanes: frozenset[Lane] = frozenset(LANES)

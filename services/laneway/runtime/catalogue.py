@@ -6,7 +6,7 @@ the door, naming the field.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from laneway.core.catalogue import Capabilities, Catalogue, Pool
 from laneway.core.errors import ConfigError

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from msgspec import Struct
 from nats.js.api import Header
 
 STATUS = "Status"
@@ -24,8 +23,7 @@ SUBJECT = "Nats-Subject"
 TIME_STAMP = "Nats-Time-Stamp"  # by the server's clock
 
 
-@dataclass(frozen=True, slots=True)
-class AckSubject:
+class AckSubject(Struct, frozen=True):
     """The reply subject of a delivery: $JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<deliveries>.<sequence>.…"""
 
     deliveries: int

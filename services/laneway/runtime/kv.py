@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from laneway.core import subjects
 from laneway.runtime.bus import ApiError, Bus, WrongSequence
@@ -19,8 +20,7 @@ from laneway.runtime.headers import EXPECTED_SUBJECT_SEQUENCE
 CHANGE_ATTEMPTS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(Struct, frozen=True):
     """What a key holds; sequence 0 and no data where it was never written."""
 
     data: bytes = b""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
 import structlog
+from msgspec import Struct
 
 from laneway.core import subjects
 from laneway.core.job import JobRecord, LaneJob
@@ -47,14 +47,12 @@ class ReleaseOutcome(StrEnum):
     LOST = "lost"  # somebody else acted on it first
 
 
-@dataclass(frozen=True, slots=True)
-class LaneDepth:
+class LaneDepth(Struct, frozen=True):
     ready: int
     running: int  # delivered and not acknowledged; delayed redeliveries count
 
 
-@dataclass(frozen=True, slots=True)
-class _Parked:
+class _Parked(Struct, frozen=True):
     data: bytes
     sequence: int
     fire_at_s: float

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from laneway.runtime.bus import ApiError, Bus, NoAnswer
 from laneway.runtime.bus_errors import ERR_MESSAGE_NOT_FOUND
@@ -14,8 +15,7 @@ LIST_TIMEOUT_S = 30.0  # a page of a million subjects takes 1.3 s
 PAGE_OVERLAP = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
+class StoredMessage(Struct, frozen=True):
     data: bytes
     sequence: int
     headers: Mapping[str, str]

@@ -13,9 +13,9 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 
 import structlog
+from msgspec import Struct
 from nats.aio.msg import Msg
 
 from laneway.core import subjects
@@ -46,8 +46,7 @@ CHANGE_ATTEMPTS = 18  # about 9 s in all: a new stream leader takes 4 to 9 s
 _KEYED_TAIL = re.compile(r"-[a-z2-7]{26}\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
+class StoredRecord(Struct, frozen=True):
     record: JobRecord
     sequence: int
 
@@ -60,8 +59,7 @@ class RecordExists(BusError):
         self.stored = stored
 
 
-@dataclass(frozen=True, slots=True)
-class RecordHead:
+class RecordHead(Struct, frozen=True):
     """What a record's headers say, for sweeps that need no body."""
 
     tenant: str
@@ -72,8 +70,7 @@ class RecordHead:
     created_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(Struct, frozen=True):
     """A stored record and the name of the write that stored it: two writers may well write equal records."""
 
     stored: StoredRecord

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
@@ -15,8 +16,7 @@ from laneway.workers.rates import Rates
 from laneway.workers.sequences import Sequences
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
+class Bench(Struct, frozen=True):
     """Shared by the runs, owned by the worker."""
 
     worker_id: str

@@ -8,9 +8,9 @@ read or written, given back only when nobody's run can be harmed by that.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import structlog
+from msgspec import Struct
 
 from laneway.core import job as jobs
 from laneway.core.clock import Clock
@@ -32,8 +32,7 @@ CLAIM_TIME_TOLERANCE_S = 1e-5  # stored times are rounded
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(Struct, frozen=True):
     """The record may be claimed, or ended, from here."""
 
     stored: StoredRecord
@@ -44,42 +43,36 @@ class Write:
         return strikes(self.stored.record) >= STRIKES_ALONE
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """The job must not be run any more; its record is to be ended so."""
 
     write: Write
     change: Callable[[JobRecord], JobRecord]
 
 
-@dataclass(frozen=True, slots=True)
-class Stands:
+class Stands(Struct, frozen=True):
     """Our own write, whose acknowledgement was lost."""
 
     stored: StoredRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(Struct, frozen=True):
     stored: StoredRecord | None = None  # the terminal record
 
 
-@dataclass(frozen=True, slots=True)
-class Nak:
+class Nak(Struct, frozen=True):
     delay_s: float
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(Struct, frozen=True):
     reason: str
 
 
 Answer = Ack | Nak | Term
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(Struct, frozen=True):
     """What a delivery says before any record is read."""
 
     region: str

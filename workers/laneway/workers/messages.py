@@ -5,27 +5,23 @@ The only module of the workers that knows these messages' field names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from google.protobuf.message import DecodeError
+from msgspec import Struct
 
 from laneway.core.lanes import JobState
 from laneway.runtime.wire import enums
 from laneway.v1 import bus_pb2
 
 
-@dataclass(frozen=True, slots=True)
-class CancelHint:
+class CancelHint(Struct, frozen=True):
     job_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class DrainHint:
+class DrainHint(Struct, frozen=True):
     draining: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Attachment:
+class Attachment(Struct, frozen=True):
     job_id: str
     attempt: int  # 0: whatever runs
     next_index: int  # first token that the door's caller has not got
@@ -33,8 +29,7 @@ class Attachment:
     replay: bool  # send again from next_index
 
 
-@dataclass(frozen=True, slots=True)
-class DoorBeat:
+class DoorBeat(Struct, frozen=True):
     door: str
     attachments: tuple[Attachment, ...]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from laneway.core import job as jobs
 from laneway.core.errors import Code
@@ -25,8 +28,7 @@ class Kind(StrEnum):
     LOST = "lost"  # the job is another worker's now
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     kind: Kind
     finish: FinishReason | None = None  # FINISHED
     message: str = ""

@@ -8,21 +8,20 @@ the same answer every time. Where neither holds and a caller has seen output, th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from laneway.core.job import GenerateTask, resumable
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """What a door has delivered to its caller."""
 
     next_index: int
     ids: tuple[int, ...]  # ids 0 .. next_index, or fewer where the door does not hold them all
 
 
-@dataclass(frozen=True, slots=True)
-class Continue:
+class Continue(Struct, frozen=True):
     """Prefill prompt and `ids`, and generate what follows; with no ids, start from the prompt."""
 
     ids: tuple[int, ...] = ()
@@ -32,16 +31,14 @@ class Continue:
         return len(self.ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Rerun:
+class Rerun(Struct, frozen=True):
     """Generate from the prompt and emit from `start_index` on; the first tokens must equal `expected`."""
 
     start_index: int
     expected: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Unsound:
+class Unsound(Struct, frozen=True):
     """No sound way to go on exists."""
 
     start_index: int

@@ -94,7 +94,9 @@ def pull_params(policy: PolicySettings, slots: int) -> PullParams:
 def check_capabilities(pool: Pool, engine: Capabilities) -> None:
     """ConfigError when the catalogue promises what the engine cannot do."""
     missing = [
-        name for name in Capabilities.__slots__ if _exceeds(getattr(pool.capabilities, name), getattr(engine, name))
+        name
+        for name in Capabilities.__struct_fields__
+        if _exceeds(getattr(pool.capabilities, name), getattr(engine, name))
     ]
     if missing:
         raise ConfigError(f"pool {pool.name} offers {', '.join(missing)}, which its {pool.engine} engine cannot do")

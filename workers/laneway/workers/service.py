@@ -11,10 +11,10 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from msgspec import Struct
 
 from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
@@ -50,8 +50,7 @@ HAND_BACK_S = 5.0  # for handing back what did not finish while draining
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
+class WorkerOptions(Struct, frozen=True):
     """What a worker is told, resolved from settings."""
 
     region: str

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Assembled:
+class Assembled(Struct, frozen=True):
     """What some tokens made final."""
 
     text: str

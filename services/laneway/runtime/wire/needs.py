@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from laneway.core.catalogue import Pool
 from laneway.core.errors import Unsupported
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(Struct, frozen=True):
     ability: str  # an attribute of core.catalogue.Capabilities
     field: str  # the request field that uses it
     amount: int = 1  # of an ability with a limit

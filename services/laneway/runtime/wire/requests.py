@@ -7,8 +7,9 @@ in tokens are checked after tokenising (policy.contract).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from laneway.core.catalogue import Catalogue, Pool
 from laneway.core.errors import InvalidRequest, Unsupported
@@ -27,8 +28,7 @@ _GENERATE = "spec.generate"
 _REPEATED_BYTES_MAX = 256  # of a sampling that is remembered
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedSpec:
+class ParsedSpec(Struct, frozen=True):
     """A request that is well-formed, and the pools that can do all of it."""
 
     model: str  # as asked for

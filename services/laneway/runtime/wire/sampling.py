@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from laneway.core.job import Sampling
 from laneway.runtime.wire import checks
@@ -22,8 +23,7 @@ FORMAT_BYTES_MAX = 65_536
 JSON_OBJECT_SCHEMA = '{"type":"object"}'
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRequest:
+class SamplingRequest(Struct, frozen=True):
     """What the caller chose; None where the pool's default applies."""
 
     max_tokens: int | None = None
@@ -202,8 +202,7 @@ def _min_tokens(message: task_pb2.Sampling, field: str, needs: list[Need]) -> in
 # --- response format -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FormatRequest:
+class FormatRequest(Struct, frozen=True):
     json_object: bool = False
     json_schema: str = ""
     regex: str = ""
