@@ -70,7 +70,7 @@ class Producer:
         subject = subjects.ingest(REGION, Lane.BATCH, TENANT)
         while True:
             try:
-                answer = await self.requests.request(subject, body, {subjects.H_KEY: key}, timeout_s=10.0)
+                answer = await self.requests.send(subject, body, {subjects.H_KEY: key}, timeout_s=10.0)
                 if "error" not in msgspec.json.decode(answer.data):
                     return
                 self.refused += 1

@@ -109,7 +109,7 @@ async def test_who_loses_the_race_for_a_refused_key_is_not_sent_away(provisioned
     records, lanes = Overtaken(provisioned_bus), LaneStore(provisioned_bus, REGION)
     record = replace(make_record(), publish_by_s=CLOCK.now() + 5.0)
     await records.create(replace(record, state=JobState.REFUSED, door="door-a"))
-    accepted = await Acceptor(records, lanes, CLOCK).accept(record, make_job(record).task, decided(record), 1.0)
+    accepted = await Acceptor(records, lanes, CLOCK).accept(record, make_job(record).task, decided(record), lambda: 1.0)
     assert accepted.record.state is JobState.WAITING
     assert await lanes.holds(record)
 
@@ -155,7 +155,7 @@ async def test_a_job_cancelled_while_its_acceptance_was_unknown_stays_cancelled(
     records = Unanswered(provisioned_bus)
     record = replace(make_record(), publish_by_s=CLOCK.now() + 5.0, timings=jobs.Timings(created_s=CLOCK.now()))
     lanes = LaneStore(provisioned_bus, REGION)
-    accepted = await Acceptor(records, lanes, CLOCK).accept(record, make_job(record).task, decided(record), 1.0)
+    accepted = await Acceptor(records, lanes, CLOCK).accept(record, make_job(record).task, decided(record), lambda: 1.0)
     assert accepted.record.state is JobState.CANCELLED
     assert not await lanes.holds(record)
 
@@ -166,7 +166,7 @@ async def test_a_record_that_may_be_stored_is_never_answered_as_not_stored(provi
     record = replace(make_record(), publish_by_s=CLOCK.now() + 0.4)
     acceptor = Acceptor(records, LaneStore(provisioned_bus, REGION), CLOCK)
     with pytest.raises(OutcomeUnknown) as caught:
-        await acceptor.accept(record, make_job(record).task, decided(record), 1.0)
+        await acceptor.accept(record, make_job(record).task, decided(record), lambda: 1.0)
     assert caught.value.job_id == record.job_id
 
 
@@ -184,7 +184,7 @@ async def test_a_job_that_was_given_up_before_its_acknowledgement_is_not_accepte
     record = replace(make_record(), publish_by_s=CLOCK.now() - 1.0, timings=jobs.Timings(created_s=CLOCK.now()))
     acceptor = Acceptor(records, Late(provisioned_bus, REGION), CLOCK)
     with pytest.raises(Unavailable) as caught:
-        await acceptor.accept(record, make_job(record).task, decided(record), 1.0)
+        await acceptor.accept(record, make_job(record).task, decided(record), lambda: 1.0)
     assert (caught.value.reason, caught.value.job_id) == ("NOT_ACCEPTED", record.job_id)
     assert caught.value.retry_after_s is not None
     assert not await lanes.holds(record)
@@ -195,7 +195,7 @@ async def test_a_parked_job_fires_by_the_clock_of_nats(provisioned_bus: Bus):
     record = replace(make_record(lane=Lane.BATCH), publish_by_s=CLOCK.now() + 5.0)
     decision = replace(decided(record), placement=Placement.PARKED, fire_at_s=2_000_000_000.0)
     acceptor = Acceptor(records, lanes, CLOCK, skew_s=lambda: -90.0)  # our clock is ahead
-    await acceptor.accept(record, make_job(record).task, decision, 1.0)
+    await acceptor.accept(record, make_job(record).task, decision, lambda: 1.0)
     (park,) = await lanes.parked(Lane.BATCH)
     message = await last_message(provisioned_bus, subjects.lane_stream(REGION, Lane.BATCH), str(park))
     assert message is not None

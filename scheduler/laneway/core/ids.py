@@ -43,7 +43,7 @@ def new_job_id(region: str, now_s: float, random_bytes: bytes) -> str:
 
 def keyed_job_id(region: str, tenant: str, key: str) -> str:
     """`<owner region>-` + 26 base32 characters of SHA-256(tenant, key): the same key always names the same job."""
-    digest = hashlib.sha256(f"{tenant}\x00{key}".encode()).digest()
+    digest = hashlib.sha256(f"{tenant}\x00{key}".encode()).digest()[:20]  # encoding more would be thrown away
     return f"{region}-{base64.b32encode(digest).decode().lower()[:26]}"
 
 

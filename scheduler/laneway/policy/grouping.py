@@ -21,4 +21,4 @@ def group_of(pool: str, tenant: str, task: GenerateTask) -> str:
 
 @lru_cache(256)  # jobs that are worth running side by side come side by side
 def _hash(key: str) -> str:
-    return base64.b32encode(hashlib.sha256(key.encode()).digest()).decode().lower()[:GROUP_LENGTH]
+    return base64.b32encode(hashlib.sha256(key.encode()).digest()[:10]).decode().lower()[:GROUP_LENGTH]

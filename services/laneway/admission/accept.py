@@ -76,9 +76,9 @@ class Acceptor:
         self._skew_s = skew_s
 
     async def accept(
-        self, record: JobRecord, task: GenerateTask, decision: Decision, full_retry_s: float
+        self, record: JobRecord, task: GenerateTask, decision: Decision, full_retry_s: Callable[[], float]
     ) -> Acceptance:
-        """Stores the job. `full_retry_s` is what the caller of a full lane is told to wait."""
+        """Stores the job. `full_retry_s` gives what the caller of a full lane is told to wait."""
         message = _Message(LaneJob(record, task))
         # Made in a turn of the loop in which nothing else happens to this job: its record is on the way.
         asyncio.get_running_loop().call_soon(message.encode)
@@ -148,7 +148,9 @@ class Acceptor:
 
     # --- the lane ------------------------------------------------------------------------------------
 
-    async def _publish(self, message: _Message, sequence: int, decision: Decision, full_retry_s: float) -> None:
+    async def _publish(
+        self, message: _Message, sequence: int, decision: Decision, full_retry_s: Callable[[], float]
+    ) -> None:
         """Raises LaneSaturated, StorageFull, PayloadTooLarge or NotPublished when it is certainly not in its lane."""
         job, data = message.job, message.encode()
         record = job.record
@@ -165,7 +167,7 @@ class Acceptor:
                 return
             except StreamFull as full:
                 # Also after an unknown try: had that been stored, even a full lane would answer "duplicate".
-                raise LaneSaturated("the lane is full", job_id=record.job_id, retry_after_s=full_retry_s) from full
+                raise LaneSaturated("the lane is full", job_id=record.job_id, retry_after_s=full_retry_s()) from full
             except OutOfStorage as full:
                 raise StorageFull(full.message, job_id=record.job_id, retry_after_s=UNREACHABLE_RETRY_S) from full
             except PublishUnknown as error:

@@ -177,7 +177,8 @@ class Ingest:
         await self._tell(await self._refused(arrival, LanewayError("handling the message failed")), "")
 
     async def _tell(self, record: JobRecord, key: str) -> None:
-        await self._bus.store(subjects.verdict(self._region, record.tenant, record.job_id), encode_verdict(record, key))
+        subject = subjects.verdict(self._region, record.tenant, record.job_id)
+        await self._bus.store(subject, encode_verdict(record, key), patient=True)
 
     async def _accepted(self, delivery: Delivery, arrival: _Arrival, lane_word: str) -> JobRecord:
         """The job's record; raises why there is none (yet)."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from laneway.admission.ledger import Ledger
 from laneway.admission.preparing import Option
 from laneway.admission.storage import StorageWatch
+from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
 from laneway.core.errors import LaneSaturated
 from laneway.core.fleet import Plan, PoolPlan
 from laneway.core.job import Contract
 from laneway.core.lanes import Lane
 from laneway.policy.admit import AdmitParams, Ask, Decision, Placement, Situation, admit, full_lane_retry_s
-from laneway.policy.eta import Load, pool_view, rates
+from laneway.policy.eta import Load, PoolView, pool_view, rates
 from laneway.runtime.draining import Draining
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.plans import PlanView
@@ -25,7 +28,18 @@ from laneway.runtime.plans import PlanView
 class Judged(Struct, frozen=True):
     decision: Decision
     option: Option  # the chosen pool's
-    full_retry_s: float  # what a caller is told if the lane itself refuses
+    situation: Situation
+    params: AdmitParams
+
+    def full_retry_s(self) -> float:
+        """What a caller is told if the lane itself refuses."""
+        return full_lane_retry_s(self.decision, self.situation, self.params)
+
+
+class _Known(NamedTuple):
+    pool: str
+    view: PoolView
+    prefill_tokens_per_s: float  # prompt tokens that all workers of the pool compute in a second
 
 
 class Judge:
@@ -51,23 +65,38 @@ class Judge:
         self._clock = clock
         self._random = random
         self._refusing: set[str] = set()
+        self._plan: Plan | None = None  # what the following was made from
+        self._by_plan: dict[str, _Known] = {}  # by pool
 
     def judge(self, options: Sequence[Option], contract: Contract, job_id: str = "") -> Judged:
         """The verdict; with a job id it counts in the ledger when it accepts."""
         now_s = self._clock.now()
-        plan, fresh = self._plans.plan, self._plans.fresh()
-        leases = () if fresh else self._leases.live()
-        pools = [option.candidate.pool.name for option in options]
-        since = {o.candidate.pool.name: self._ledger.since(o.candidate.pool.name, _prefill(o, plan)) for o in options}
-        views = {pool: pool_view(pool, plan, leases, since[pool], fresh=fresh) for pool in pools}
+        known = [self._known(option.candidate.pool) for option in options]
+        views = {
+            name: replace(view, since=self._ledger.since(name, prefill_tokens_per_s))
+            for name, view, prefill_tokens_per_s in known
+        }
         situation = Situation(
             views, now_s, self._random.random(), self._storage.used(), frozenset(self._refusing), self._draining.on
         )
         decision = admit(Ask(contract, [o.candidate for o in options], self._region), situation, self._params)
-        option = next(o for o in options if o.candidate is decision.candidate)
+        chosen = next(i for i, option in enumerate(options) if option.candidate is decision.candidate)
         if job_id:
-            self._remember(decision, pools, job_id, _prefill(option, plan))
-        return Judged(decision, option, full_lane_retry_s(decision, situation, self._params))
+            self._remember(decision, list(views), job_id, known[chosen].prefill_tokens_per_s)
+        return Judged(decision, options[chosen], situation, self._params)
+
+    def _known(self, pool: Pool) -> _Known:
+        """A pool as plan and leases show it. A fresh plan shows the same until the next one."""
+        plan, fresh = self._plans.plan, self._plans.fresh()
+        if not fresh or plan is not self._plan:
+            self._plan, self._by_plan = plan if fresh else None, {}
+        known = self._by_plan.get(pool.name)
+        if known is None:
+            view = pool_view(pool.name, plan, () if fresh else self._leases.live(), Load(), fresh=fresh)
+            on_record = plan.pool(pool.name) if plan is not None else PoolPlan(pool.name)
+            prefill = rates(pool, on_record).prefill_tokens_per_s * max(1, on_record.workers)
+            known = self._by_plan[pool.name] = _Known(pool.name, view, prefill)
+        return known
 
     def withdraw(self, job_id: str) -> None:
         """A job that was judged acceptable did not reach its lane, or was there before."""
@@ -87,10 +116,3 @@ class Judge:
                 device_s=decision.device_s if decision.contract.lane.may_park else 0.0,
             )
             self._ledger.add(candidate.pool.name, job_id, load, prefill_tokens_per_s)
-
-
-def _prefill(option: Option, plan: Plan | None) -> float:
-    """Prompt tokens that all workers of the pool compute in a second."""
-    pool = option.candidate.pool
-    known = plan.pool(pool.name) if plan is not None else PoolPlan(pool.name)
-    return rates(pool, known).prefill_tokens_per_s * max(1, known.workers)

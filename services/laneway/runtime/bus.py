@@ -61,7 +61,6 @@ __all__ = [
     "WrongSequence",
 ]
 
-PAYLOAD_HEADROOM_BYTES = 4096  # for what the server adds: schedule, republish and direct-get headers
 API_PATIENCE = 2.5  # requests of the API may take longer than publishes by this factor
 CLOSE_TIMEOUT_S = 2.0
 
@@ -227,9 +226,13 @@ class Bus:
         headers: Mapping[str, str] | None = None,
         *,
         timeout_s: float | None = None,
+        patient: bool = False,
     ) -> int:
-        """Publishes into JetStream and returns the stream sequence. bus_errors says what each error leaves behind."""
-        return (await self.store_checked(subject, payload, headers, timeout_s=timeout_s)).sequence
+        """Publishes into JetStream and returns the stream sequence. bus_errors says what each error leaves behind.
+
+        `patient`: some milliseconds do not matter, so that many may be written together.
+        """
+        return (await self.store_checked(subject, payload, headers, timeout_s=timeout_s, patient=patient)).sequence
 
     async def store_checked(
         self,
@@ -238,32 +241,26 @@ class Bus:
         headers: Mapping[str, str] | None = None,
         *,
         timeout_s: float | None = None,
+        patient: bool = False,
     ) -> Stored:
         """As `store`, and says whether the server took the message for a duplicate."""
+        timeout_s = timeout_s or self._timeout_s
         try:
-            return await self._publish(subject, payload, headers, timeout_s)
+            if not self.nc.is_connected:
+                await self.wait_connected(timeout_s)
+            try:
+                msg = await self._requests.send(subject, payload, headers, timeout_s=timeout_s, patient=patient)
+            except NoAnswer as error:
+                raise PublishUnknown(f"publish to {subject}: {error.message}") from error
+            except nats.errors.Error as error:
+                raise NotConnected(f"publish to {subject}: {error!r}") from error
+            return read_ack(subject, msg.data)
         except LanewayError as error:
             _refused.labels(error.reason).inc()
             raise
 
-    async def _publish(
-        self, subject: str, payload: bytes, headers: Mapping[str, str] | None, timeout_s: float | None
-    ) -> Stored:
-        self._check_size(payload, headers)
-        timeout_s = timeout_s or self._timeout_s
-        if not self.nc.is_connected:
-            await self.wait_connected(timeout_s)
-        try:
-            msg = await self._requests.request(subject, payload, headers, timeout_s=timeout_s)
-        except NoAnswer as error:
-            raise PublishUnknown(f"publish to {subject}: {error.message}") from error
-        except nats.errors.Error as error:
-            raise NotConnected(f"publish to {subject}: {error!r}") from error
-        return read_ack(subject, msg.data)
-
     async def emit(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Publishes a core message: at most once, to whoever listens now."""
-        self._check_size(payload, headers)
         try:
             self.nc.post(subject, payload, headers=headers)
         except nats.errors.Error as error:
@@ -273,7 +270,6 @@ class Bus:
         """A core message that is sent now or not at all: raises NotConnected where it cannot be."""
         if not self.nc.is_connected:
             raise NotConnected
-        self._check_size(payload, None)
         try:
             self.nc.post(subject, payload)
         except nats.errors.Error as error:
@@ -282,14 +278,7 @@ class Bus:
     @property
     def payload_bytes_max(self) -> int:
         """Most bytes of payload and headers that may be published."""
-        return self.nc.max_payload - PAYLOAD_HEADROOM_BYTES
-
-    def _check_size(self, payload: bytes, headers: Mapping[str, str] | None) -> None:
-        size = len(payload)
-        if headers:
-            size += sum([len(name) + len(value) + 4 for name, value in headers.items()]) + 12
-        if size > self.payload_bytes_max:
-            raise PayloadTooLarge(size, self.payload_bytes_max)
+        return self.nc.payload_bytes_max
 
     # --- requests and subscriptions ------------------------------------------------------------------
 
@@ -311,11 +300,10 @@ class Bus:
         timeout_s: float | None = None,
     ) -> Msg:
         """A plain request, such as a direct get. Raises NoStream, NoAnswer, NotConnected."""
-        self._check_size(payload, headers)
         timeout_s = timeout_s or self._timeout_s * API_PATIENCE
         await self.wait_connected(timeout_s)
         try:
-            return await self._requests.request(subject, payload, headers, timeout_s=timeout_s)
+            return await self._requests.send(subject, payload, headers, timeout_s=timeout_s)
         except nats.errors.Error as error:
             raise NotConnected(f"request to {subject}: {error!r}") from error
 

@@ -11,11 +11,15 @@ import nats.errors
 from nats.aio.client import Client, Server
 from nats.aio.transport import TcpTransport
 
+from laneway.runtime.bus_errors import PayloadTooLarge
+
 RECONNECT_S_MAX = 2.0
 NO_TLS = "nats: the server does not ask for TLS"
 UNSENT_BYTES_MAX = 64 * 1024  # in the socket's buffer; beyond it the client's flusher waits for the socket
 WRITE_GAP_S = 0.001  # between writes, on average
+PATIENT_GAP_S = 0.003  # where no message is in a hurry
 WRITES_AT_ONCE = 8  # may come without a gap: steps of a few streams never wait
+PAYLOAD_HEADROOM_BYTES = 4096  # for what the server adds: schedule, republish and direct-get headers
 
 
 class SafeClient(Client):
@@ -23,15 +27,31 @@ class SafeClient(Client):
 
     wants_certificate = False  # the server last dialled asks for a client's certificate
     _later: asyncio.Handle | None = None  # of the write for what is published until then
+    _unhurried = False  # nothing that waits for that write is in a hurry
     _paced_s = 0.0  # on the loop's clock: when as many writes would have been due as there were
+    _patient_s = 0.0  # the same, had none been in a hurry
 
-    def post(self, subject: str, payload: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+    @property
+    def payload_bytes_max(self) -> int:
+        """Most bytes of payload and headers that may be published."""
+        return self.max_payload - PAYLOAD_HEADROOM_BYTES
+
+    def post(
+        self,
+        subject: str,
+        payload: bytes,
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+        *,
+        patient: bool = False,
+    ) -> None:
         """Publishes without waiting, and writes at once where the original leaves that to its flusher, a turn later.
 
         What one turn of the loop publishes after its first goes into one write at the turn's end; above 1,000 writes
-        a second, what a millisecond publishes. Writes cost more than messages, here and at the server.
-        Subjects are not checked. Raises errors of nats.errors: ConnectionClosedError, MaxPayloadError,
-        OutboundBufferLimitError when more is unsent than the client may hold, BadHeaderError.
+        a second, what a millisecond publishes. Writes cost more than messages, here and at the server; so what is
+        `patient` may wait PATIENT_GAP_S for others, unless one of them is in a hurry. Subjects are not checked.
+        Raises PayloadTooLarge, and errors of nats.errors: ConnectionClosedError, BadHeaderError,
+        OutboundBufferLimitError when more is unsent than the client may hold.
         """
         if self.is_closed:
             raise nats.errors.ConnectionClosedError
@@ -48,8 +68,8 @@ class SafeClient(Client):
             command = b"".join((start, block, payload, b"\r\n"))
         else:
             command = b"".join((f"PUB {subject} {reply} {size}\r\n".encode(), payload, b"\r\n"))
-        if size > self.max_payload:
-            raise nats.errors.MaxPayloadError
+        if size > self.payload_bytes_max:
+            raise PayloadTooLarge(size, self.payload_bytes_max)
         if self._pending_data_size + len(command) > self._max_pending_size:
             raise nats.errors.OutboundBufferLimitError
         self.stats["out_msgs"] += 1
@@ -58,21 +78,31 @@ class SafeClient(Client):
         self._pending_data_size += len(command)
         if self._pending_data_size > UNSENT_BYTES_MAX:
             self._write_pending()
-        elif self._later is None:
-            loop = asyncio.get_running_loop()
-            ahead_s = self._paced_s - loop.time() - WRITES_AT_ONCE * WRITE_GAP_S
-            if ahead_s > 0.0:
-                self._later = loop.call_later(ahead_s, self._write_later)
-            else:
-                self._later = loop.call_soon(self._write_later)
-                self._paced_s = max(self._paced_s, loop.time()) + WRITE_GAP_S
-                self._write_pending()
+        elif self._later is None or (self._unhurried and not patient):
+            self._begin_write(patient)
+
+    def _begin_write(self, patient: bool) -> None:
+        if self._later is not None:
+            self._later.cancel()
+        self._unhurried = patient
+        loop = asyncio.get_running_loop()
+        paced_s, gap_s = (self._patient_s, PATIENT_GAP_S) if patient else (self._paced_s, WRITE_GAP_S)
+        ahead_s = paced_s - loop.time() - WRITES_AT_ONCE * gap_s
+        if ahead_s > 0.0:
+            self._later = loop.call_later(ahead_s, self._write_later)
+        else:
+            self._later = loop.call_soon(self._write_later)
+            self._write_paced(loop.time())
 
     def _write_later(self) -> None:
         self._later = None
         if self._pending:
-            self._paced_s = max(self._paced_s, asyncio.get_running_loop().time()) + WRITE_GAP_S
-            self._write_pending()
+            self._write_paced(asyncio.get_running_loop().time())
+
+    def _write_paced(self, now_s: float) -> None:
+        self._paced_s = max(self._paced_s, now_s) + WRITE_GAP_S
+        self._patient_s = max(self._patient_s, now_s) + PATIENT_GAP_S
+        self._write_pending()
 
     def _write_pending(self) -> None:
         """Writes what is to be sent, or leaves it to the flusher; without a connection to the reconnect."""

@@ -10,9 +10,8 @@ import asyncio
 import inspect
 import secrets
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Mapping
+from types import TracebackType
 from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
@@ -40,21 +39,47 @@ _ended = metrics.counter("laneway_grpc_calls_total", "Calls that ended, by statu
 _duration = metrics.histogram("laneway_grpc_call_seconds", "Length of calls.", ("method",))
 
 
-@dataclass(eq=False, slots=True)
-class LiveCall:
-    """One call between its arrival and its end."""
-
-    method: str
-    started_s: float = field(default_factory=time.monotonic)  # for people and metrics; decides nothing
-
-
 class _Names:
     """A method and its metrics, looked up once."""
 
     def __init__(self, method: str) -> None:
         self.method = method
+        self.health = method.startswith(HEALTH)
         self.ok = _ended.labels(method=_short(method), outcome="ok")
         self.seconds = _duration.labels(method=_short(method))
+
+
+class LiveCall:
+    """One call between its arrival and its end. A class, since a generator would take three times as long."""
+
+    __slots__ = ("_context", "_edge", "names", "started_s")
+
+    def __init__(self, edge: CallEdge, names: _Names, context: Context) -> None:
+        self.names = names
+        self.started_s = time.monotonic()  # for people and metrics; decides nothing
+        self._edge = edge
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._edge.begin(self)
+        if self.names.health:
+            return
+        try:
+            self._edge.admit(self._context)
+        except BaseException:
+            self._over()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.names.ok.inc()
+        self._over()
+
+    def _over(self) -> None:
+        self._edge.end(self)
+        self.names.seconds.observe(time.monotonic() - self.started_s)
 
 
 class CallEdge(grpc.GenericRpcHandler):
@@ -86,7 +111,7 @@ class CallEdge(grpc.GenericRpcHandler):
 
     def live_calls(self) -> list[LiveCall]:
         """Calls of our own services: watching health keeps nothing alive."""
-        return [call for call in self.live if not call.method.startswith(HEALTH)]
+        return [call for call in self.live if not call.names.health]
 
     async def wait_quiet(self, timeout_s: float) -> bool:
         """Whether all live calls ended within timeout_s."""
@@ -101,21 +126,15 @@ class CallEdge(grpc.GenericRpcHandler):
 
     # --- one call ---
 
-    @contextmanager
-    def _call(self, names: _Names, context: Context) -> Iterator[None]:
-        call = LiveCall(names.method)
+    def begin(self, call: LiveCall) -> None:
         self.live.add(call)
-        try:
-            if not names.method.startswith(HEALTH):
-                self._admit(context)
-            yield
-            names.ok.inc()
-        finally:
-            self.live.discard(call)
-            self._ended.set()
-            names.seconds.observe(time.monotonic() - call.started_s)
 
-    def _admit(self, context: Context) -> None:
+    def end(self, call: LiveCall) -> None:
+        self.live.discard(call)
+        self._ended.set()
+
+    def admit(self, context: Context) -> None:
+        """Raises where the caller has to go away."""
         if self.draining:
             raise Unavailable("this server is shutting down", reason="DRAINING", retry_after_s=DRAINING_RETRY_S)
         if len(self.live) > self._calls_max:
@@ -131,7 +150,7 @@ class CallEdge(grpc.GenericRpcHandler):
 
             async def stream(data: bytes, context: Context) -> None:
                 try:
-                    with self._call(names, context):
+                    with LiveCall(self, names, context):
                         await write_all(decode(data), context)
                 except BaseException as error:  # noqa: BLE001 - the edge: each error becomes a status or goes on
                     await _fail(method, context, error)
@@ -142,7 +161,7 @@ class CallEdge(grpc.GenericRpcHandler):
 
         async def unary(data: bytes, context: Context) -> object:
             try:
-                with self._call(names, context):
+                with LiveCall(self, names, context):
                     return await answer(decode(data), context)
             except BaseException as error:  # noqa: BLE001 - the edge: each error becomes a status or goes on
                 await _fail(method, context, error)
@@ -156,7 +175,7 @@ class CallEdge(grpc.GenericRpcHandler):
 
         async def stream(requests: AsyncIterable[Message], context: Context) -> None:
             try:
-                with self._call(names, context):
+                with LiveCall(self, names, context):
                     if ours:
                         await inner(requests, context)
                     else:

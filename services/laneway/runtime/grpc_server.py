@@ -101,5 +101,5 @@ class GrpcServer:
         return quiet
 
     def _live_samples(self) -> Iterable[metrics.Sample]:
-        counts = Counter(call.method.rpartition("/")[2] for call in tuple(self._edge.live))
+        counts = Counter(call.names.method.rpartition("/")[2] for call in tuple(self._edge.live))
         return [({"method": method}, float(count)) for method, count in counts.items()]

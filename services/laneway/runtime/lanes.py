@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 
 import structlog
 from msgspec import Struct
@@ -75,7 +76,9 @@ class LaneStore:
         """
         record = job.record
         subject = subjects.ready(self._region, record.contract.lane, record.pool, record.tenant, record.job_id)
-        await self._bus.store(subject, data or encode_lane_job(job), _lane_headers(record, record_sequence, "ready"))
+        headers = _lane_headers(record, record_sequence, "ready")
+        patient = record.contract.lane.may_park
+        await self._bus.store(subject, data or encode_lane_job(job), headers, patient=patient)
 
     async def park(
         self, job: LaneJob, record_sequence: int, data: bytes = b"", *, fire_at_s: float, group: str
@@ -86,7 +89,7 @@ class LaneStore:
             raise ValueError(f"the {record.contract.lane} lane does not park")
         park = _park_subject(self._region, record, group)
         headers = _lane_headers(record, record_sequence, "park") | _schedule_headers(park, fire_at_s)
-        await self._bus.store(str(park), data or encode_lane_job(job), headers)
+        await self._bus.store(str(park), data or encode_lane_job(job), headers, patient=True)
         return park
 
     # --- early release -------------------------------------------------------------------------------
@@ -247,6 +250,7 @@ def _schedule_headers(park: ParkSubject, fire_at_s: float) -> dict[str, str]:
     return {SCHEDULE: f"@at {_rfc3339(fire_at_s)}", SCHEDULE_TARGET: park.ready}
 
 
+@lru_cache(64)  # of jobs that wait for one time
 def _rfc3339(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -97,7 +97,8 @@ class RecordStore:
         """
         for attempt in range(CREATE_ATTEMPTS):
             try:
-                return await self._put(record, 0, self._next_write(), data)
+                patient = record.contract.lane.may_park
+                return await self._put(record, 0, self._next_write(), data, patient=patient)
             except WrongSequence:
                 stored = await self.get(record.region, record.tenant, record.job_id, leader=True)
                 if stored is not None:
@@ -116,7 +117,9 @@ class RecordStore:
         self._writes += 1
         return f"{self._writer}-{self._writes}"
 
-    async def _put(self, record: JobRecord, expected_sequence: int, write: str, data: bytes = b"") -> int:
+    async def _put(
+        self, record: JobRecord, expected_sequence: int, write: str, data: bytes = b"", *, patient: bool = False
+    ) -> int:
         headers = {
             WRITE: write,
             EXPECTED_SUBJECT_SEQUENCE: str(expected_sequence),
@@ -126,7 +129,7 @@ class RecordStore:
             subjects.H_RECORD_CREATED: str(round(record.timings.created_s * 1000)),
         }
         subject = subjects.record(record.region, record.tenant, record.job_id)
-        return await self._bus.store(subject, data or encode_record(record), headers)
+        return await self._bus.store(subject, data or encode_record(record), headers, patient=patient)
 
     def _ttl_s(self, record: JobRecord) -> int:
         """Whole seconds, rounded up. A refusal is kept for an hour; all else beyond its deadline."""

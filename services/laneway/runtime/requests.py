@@ -71,18 +71,26 @@ class Requests:
 
     def _answered(self, msg: Msg) -> None:
         waiting = self._waiting.pop(msg.subject, None)
-        if waiting is not None and not waiting.answer.done():
+        if waiting is None or waiting.answer.done():
+            return
+        if msg.headers is not None and msg.headers.get("Status") == "503":
+            waiting.answer.set_exception(NoStream(f"nothing serves {waiting.subject}"))
+        else:
             waiting.answer.set_result(msg)
 
-    async def request(
-        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, *, timeout_s: float
-    ) -> Msg:
-        """One request. Raises NoStream when nobody serves the subject, NoAnswer at the timeout."""
+    def send(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float,
+        patient: bool = False,
+    ) -> asyncio.Future[Msg]:
+        """Publishes a request; the future is its answer, NoStream when nobody serves the subject, NoAnswer at the
+        timeout. It must be awaited, and may be cancelled. Raises what the client's `post` raises."""
         self._count += 1
-        msg = await self._answer(subject, payload, f"{self._prefix}{self._count}", headers, timeout_s)
-        if msg.headers is not None and msg.headers.get("Status") == "503":
-            raise NoStream(f"nothing serves {subject}")
-        return msg
+        return self._send(subject, payload, f"{self._prefix}{self._count}", headers, timeout_s, patient)
 
     async def echo(self, timeout_s: float) -> None:
         """A message to ourselves: all that was sent before has reached the server, and what it sent before has come.
@@ -91,21 +99,25 @@ class Requests:
         """
         self._count += 1
         subject = f"{self._prefix}{self._count}"
-        await self._answer(subject, b"", subject, None, timeout_s)
+        await self._send(subject, b"", subject, None, timeout_s)
 
-    async def _answer(
-        self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str] | None, timeout_s: float
-    ) -> Msg:
-        """Publishes, and waits for what comes to `reply`, which may be the subject itself."""
+    def _send(
+        self,
+        subject: str,
+        payload: bytes,
+        reply: str,
+        headers: Mapping[str, str] | None,
+        timeout_s: float,
+        patient: bool = False,
+    ) -> asyncio.Future[Msg]:
+        """The answer is what comes to `reply`, which may be the subject itself."""
+        patient = patient and bool(self._waiting)  # who is alone has nobody to wait for
+        self._client.post(subject, payload, "" if reply == subject else reply, headers, patient=patient)
         loop = asyncio.get_running_loop()
         waiting = self._waiting[reply] = _Waiting(subject, loop.create_future(), loop.time() + timeout_s, timeout_s)
         if self._look is None or timeout_s < LOOK_EVERY_S:
             self._look_in(min(timeout_s, LOOK_EVERY_S))
-        try:
-            self._client.post(subject, payload, "" if reply == subject else reply, headers)
-            return await waiting.answer
-        finally:
-            self._waiting.pop(reply, None)
+        return waiting.answer
 
     def _look_in(self, after_s: float) -> None:
         """One timer for all: one each would cost as much as the rest of a request."""
@@ -116,10 +128,12 @@ class Requests:
     def _give_up(self) -> None:
         self._look = None
         now_s = asyncio.get_running_loop().time()
-        for waiting in self._waiting.values():
+        for reply, waiting in tuple(self._waiting.items()):
             if waiting.until_s <= now_s and not waiting.answer.done():
                 text = f"no answer on {waiting.subject} within {waiting.timeout_s} s"
                 waiting.answer.set_exception(NoAnswer(text))
+            if waiting.answer.done():  # also when nobody waits for it any more
+                del self._waiting[reply]
         if self._waiting:
             self._look_in(LOOK_EVERY_S)
 

@@ -6,6 +6,7 @@ Used for what Laneway itself wrote: values are taken to be valid. What callers s
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from laneway.core.errors import Code
 from laneway.core.job import (
@@ -69,7 +70,9 @@ def contract_from_proto(message: common_pb2.Contract) -> Contract:
     )
 
 
+@lru_cache(1024)  # a job's verdict is stored, queued and answered
 def verdict_to_proto(verdict: Verdict) -> common_pb2.Verdict:
+    """To be put into another message, which copies it."""
     return common_pb2.Verdict(
         kind=enums.VERDICT_KIND_TO_WIRE[verdict.kind],
         reason=verdict.reason,
