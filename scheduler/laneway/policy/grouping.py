@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from functools import lru_cache
 
+from laneway.core.ids import hash_word
 from laneway.core.job import GenerateTask
 
 GROUP_LENGTH = 10
@@ -21,4 +20,4 @@ def group_of(pool: str, tenant: str, task: GenerateTask) -> str:
 
 @lru_cache(256)  # jobs that are worth running side by side come side by side
 def _hash(key: str) -> str:
-    return base64.b32encode(hashlib.sha256(key.encode()).digest()[:10]).decode().lower()[:GROUP_LENGTH]
+    return hash_word(key, GROUP_LENGTH)

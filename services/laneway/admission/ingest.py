@@ -97,8 +97,8 @@ class Ingest:
             await self._finish()
 
     async def _pull(self, puller: Puller) -> None:
-        # Half of all at least: a pull costs as much as some messages.
-        while (free := self._inflight_max - len(self._inflight)) < (self._inflight_max + 1) // 2:
+        # A quarter of all at least: a pull costs as much as some messages.
+        while (free := self._inflight_max - len(self._inflight)) < (self._inflight_max + 3) // 4:
             self._finished.clear()
             await self._finished.wait()
         for delivery in await puller.pull(free, wait_s=PULL_WAIT_S):

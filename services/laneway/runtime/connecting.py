@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ WRITE_GAP_S = 0.001  # between writes, on average
 PATIENT_GAP_S = 0.003  # where no message is in a hurry
 WRITES_AT_ONCE = 8  # may come without a gap: steps of a few streams never wait
 PAYLOAD_HEADROOM_BYTES = 4096  # for what the server adds: schedule, republish and direct-get headers
+
+_HEADER_LINE = re.compile(r"([!-9;-~]+): ([!-~](?:[ -~]*[!-~])?)?\r\n")
 
 
 class SafeClient(Client):
@@ -118,6 +121,18 @@ class SafeClient(Client):
                 return
         if self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        """As the original, which takes six times as long: for what has the usual form, one match."""
+        try:
+            text = raw.decode("ascii")
+        except UnicodeDecodeError:
+            return Client._parse_header_lines(raw)
+        headers = _HEADER_LINE.findall(text)
+        if text.count("\n") != len(headers) + text.endswith("\r\n\r\n"):
+            return Client._parse_header_lines(raw)
+        return dict(headers)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """Who asked for TLS gets no other connection: the original goes on in the clear if the server, or somebody

@@ -142,7 +142,7 @@ class AdmissionSettings(Section, frozen=True):
     coalesce_deferrable_s: Seconds = 0.05
     coalesce_batch_s: Seconds = 0.25
     ingest: bool = True  # consume ingest.<region>.>
-    ingest_inflight: PositiveCount = 256  # messages of producers that are worked on at once
+    ingest_inflight: PositiveCount = 400  # messages of producers that are worked on at once
     storage_fraction_max: Fraction = 0.8  # admission refuses above this share of the account's storage
     storage_poll_s: PositiveSeconds = 2.0
 

@@ -50,7 +50,7 @@ def _contract_to_proto(contract: Contract) -> common_pb2.Contract:
         cost_max=contract.cost_max,
         regions=contract.regions,
         on_disconnect=enums.ON_DISCONNECT_TO_WIRE[contract.on_disconnect],
-        labels=contract.labels,
+        labels=contract.labels or None,
     )
 
 
@@ -140,8 +140,11 @@ def job_error_from_proto(message: common_pb2.JobError) -> JobError:
 
 
 def timings_to_proto(timings: Timings) -> common_pb2.Timings:
+    created = timestamp_of(timings.created_s)
+    if timings == Timings(timings.created_s):  # as each job is stored first
+        return common_pb2.Timings(created_at=created)
     return common_pb2.Timings(
-        created_at=timestamp_of(timings.created_s),
+        created_at=created,
         claimed_at=timestamp_of(timings.claimed_s),
         first_token_at=timestamp_of(timings.first_token_s),
         ended_at=timestamp_of(timings.ended_s),
@@ -215,7 +218,7 @@ def sampling_to_proto(sampling: Sampling) -> task_pb2.Sampling:
         repetition_penalty=sampling.repetition_penalty,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
-        logit_bias=sampling.logit_bias,
+        logit_bias=sampling.logit_bias or None,  # an empty one takes as long as the rest
         n=sampling.n,
         min_tokens=sampling.min_tokens,
         ignore_eos=sampling.ignore_eos,
