@@ -55,8 +55,8 @@ async def serve_door(url: str, tokens: int) -> None:
     async def generate(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
         number = next(numbers)
         queue = waiting[number] = asyncio.Queue()
-        await requests.request(f"record.{number}", RECORD, timeout_s=TIMEOUT_S)
-        await requests.request(f"lane.{number}", JOB, timeout_s=TIMEOUT_S)
+        await requests.send(f"record.{number}", RECORD, timeout_s=TIMEOUT_S)
+        await requests.send(f"lane.{number}", JOB, timeout_s=TIMEOUT_S)
         yield ACCEPTED
         got = 0
         while got < tokens:

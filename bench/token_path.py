@@ -308,6 +308,7 @@ def _lean(caller: LeanCaller, path: str, request: bytes) -> Call:
 
         started = time.perf_counter()
         await caller.call(path, request, on_message)
+        assert first, f"{path} ended without a token"
         _note(samples, started, first, pieces)
 
     return call
