@@ -38,7 +38,7 @@ class Server:
     async def pull(self, batch: int) -> list[HeldDelivery]:
         return []
 
-    def hold(self, wait_s: float, heard: Callable[[], None]) -> None:
+    def hold(self, wait_s: float, heard: Callable[[], None], offer: object) -> None:
         assert not self.held
         self.holds += 1
         self._heard = heard

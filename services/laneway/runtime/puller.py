@@ -101,6 +101,7 @@ class Puller:
         self._current = ""  # reply subject of the pull under way
         self._ended = False
         self._heard: Callable[[], None] | None = None  # of a held pull
+        self._offer: Callable[[Delivery], bool] = _nobody  # of the same
         self._late: asyncio.TimerHandle | None = None
         self._abandoned = False  # a held pull that was never answered is still known to the server
         self._changed = asyncio.Event()
@@ -149,16 +150,17 @@ class Puller:
             await self._request(batch - len(self._arrived), batch, timeout_s + wait_s, wait_s)
         return self._take(batch)
 
-    def hold(self, wait_s: float, heard: Callable[[], None]) -> None:
+    def hold(self, wait_s: float, heard: Callable[[], None], offer: Callable[[Delivery], bool] | None = None) -> None:
         """Asks for one message, for which the server waits up to `wait_s`, and returns at once.
 
         `heard` is called when the pull has ended, with a message or without; `collect` gives what came. Until then
-        there is no other pull.
+        there is no other pull. Before, the message is offered to `offer`, straight from the connection's read loop:
+        True means that it was taken.
         """
         if self._subscription is None:
             raise RuntimeError("the puller is not started, or closed")
         assert not self._current, "one pull at a time"
-        self._heard = heard
+        self._heard, self._offer = heard, offer or _nobody
         if self._arrived or not self._ask(1, wait_s):
             self._let_go()
         else:
@@ -182,7 +184,12 @@ class Puller:
         self._current = ""
         if self._late is not None:
             self._late.cancel()
-        if heard is not None:
+        if heard is None:
+            return
+        try:
+            if self._arrived and self._offer(Delivery(self._bus, self._arrived[0])):
+                self._arrived.popleft()
+        finally:
             heard()
 
     def _unanswered(self) -> None:
@@ -276,6 +283,10 @@ class LanePuller(Puller):
         super().__init__(bus, subjects.lane_stream(region, lane), subjects.consumer(lane, pool, home))
         self.lane = lane
         self.pool = pool
+
+
+def _nobody(delivery: Delivery) -> bool:
+    return False
 
 
 def _no_end(wanted: int, came: int) -> str:

@@ -184,7 +184,24 @@ class PullLoop:
         busy = self._holding or lane in self._staged or lane in self._paused()
         if room and not busy and self._may_pull() and self._clock.monotonic() >= self._hold_from_s:
             self._holding = True
-            self._pullers[lane].hold(HELD_PULL_S, self._wake.set)
+            self._pullers[lane].hold(HELD_PULL_S, self._wake.set, self._start_at_once)
+
+    def _start_at_once(self, delivery: Delivery) -> bool:
+        """Starts what the held pull brought, in the turn of the loop that brought it, where nothing is to be asked."""
+        if delivery.deliveries > 1 or Lane.PRIORITY in self._paused() or not self._may_pull():
+            return False
+        try:
+            job = delivery.job
+        except UnreadableMessage:
+            return False
+        contract, now_s = job.record.contract, self._clock.now()
+        if self._holder(job.record.job_id) is not None or not contract.not_before_s <= now_s < contract.deadline_s:
+            return False
+        if not self._seats.fits(_tokens(job)):
+            return False
+        self._hints[Lane.PRIORITY] = delivery.pending > 0
+        self._launch(delivery, job, self._views())
+        return True
 
     async def _take_held(self) -> None:
         """Starts what the held pull brought. Whether more waits is known from its delivery."""
@@ -203,7 +220,6 @@ class PullLoop:
         else:
             await self._place_all(deliveries, Lane.PRIORITY, self._views())
         self._held_ended.set()
-        await asyncio.sleep(0)  # what was launched begins before the next pull is made
 
     async def _round(self) -> None:
         while self._may_pull():
@@ -266,7 +282,7 @@ class PullLoop:
             await self._take(delivery, job, lane, views)
 
     async def _take(self, delivery: Delivery, job: LaneJob, lane: Lane, views: list[LaneView]) -> None:
-        tokens = len(job.task.prompt_ids) + job.task.sampling.max_tokens
+        tokens = _tokens(job)
         if not self._seats.can_ever_fit(tokens):
             self._floor.dispose_too_large(delivery, job)
         elif self._seats.fits(tokens):
@@ -288,8 +304,7 @@ class PullLoop:
         The same message delivered again replaces the older delivery. Another message with the same job waits until the
         job has ended: then its record says so.
         """
-        staged = (each for each in self._staged.values() if each.job.record.job_id == job_id)
-        holder = self._floor.running(job_id) or next(staged, None)
+        holder = self._holder(job_id)
         if holder is None:
             return False
         if holder.delivery.stream_sequence == delivery.stream_sequence:
@@ -297,6 +312,10 @@ class PullLoop:
         else:
             await answer(delivery, Nak(self._ack_wait_s[lane], "duplicate"))
         return True
+
+    def _holder(self, job_id: str) -> Holder | None:
+        staged = (each for each in self._staged.values() if each.job.record.job_id == job_id)
+        return self._floor.running(job_id) or next(staged, None)
 
     def _may_pull(self) -> bool:
         return not self._draining and self._floor.may_start()
@@ -345,3 +364,8 @@ class PullLoop:
         staged = self._staged.pop(lane, None)
         if staged is not None:
             await answer(staged.delivery, Nak(0.0, reason))
+
+
+def _tokens(job: LaneJob) -> int:
+    """Of prompt and answer together."""
+    return len(job.task.prompt_ids) + job.task.sampling.max_tokens

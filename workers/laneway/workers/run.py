@@ -50,6 +50,7 @@ class JobRun:
         self.job_id = job.record.job_id
         self.lane = job.record.contract.lane
         self.delivery = delivery
+        self._delivered = delivered_of(delivery, job, bench.ack_wait_s[self.lane])
         self.seat = seat
         self.ack_wait = AckWait.begin(bench.ack_wait_s[self.lane], now_s, bench.sequences.stats().steps)
         self.outcome: Outcome | None = None
@@ -72,6 +73,11 @@ class JobRun:
     def prefilling(self) -> bool:
         """Whether it is on its way to a first token."""
         return self.outcome is None and not self._spans.first_s
+
+    def begin(self) -> None:
+        """Before the task has its first turn: the engine need not wait for the claim of a first delivery."""
+        if self._delivered.claimable is not None:
+            self._submit(Continue())
 
     # --- the task ------------------------------------------------------------------------------------
 
@@ -111,10 +117,7 @@ class JobRun:
         return await self._conclude()
 
     async def _claim(self, alone: Callable[[], Awaitable[bool]]) -> Answer | None:
-        delivered = delivered_of(self.delivery, self.job, self._bench.ack_wait_s[self.lane])
-        if delivered.claimable is not None:
-            self._submit(Continue())
-        found = await self._bench.claims.claim(delivered, alone)
+        found = await self._bench.claims.claim(self._delivered, alone)
         if not isinstance(found, StoredRecord):
             self._end(Outcome(Kind.LOST))
             return found

@@ -61,6 +61,7 @@ class Runs:
         seat = self._seats.take(job.record.contract.lane, tokens)
         run = JobRun(self._bench, job, delivery, seat)
         self._live[run.job_id] = run
+        run.begin()
         self._spawn(self._run(run))
 
     async def _run(self, run: JobRun) -> None:
