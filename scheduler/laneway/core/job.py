@@ -258,6 +258,16 @@ def _end(record: JobRecord, state: JobState, error: JobError, now_s: float) -> J
     return replace(record, state=state, error=error, owner="", timings=replace(record.timings, ended_s=now_s))
 
 
+def stored_late(record: JobRecord) -> bool:
+    """Whether nobody need have stored this record yet, though its job is in its lane.
+
+    The first claim of an attached job without a key stores it, or its end, or its door a moment later. Of every other
+    job the record is there first, as of one that was claimed before.
+    """
+    unclaimed = record.state is JobState.WAITING and not record.attempt
+    return unclaimed and record.attached and not record.idempotency_key and not record.contract.lane.may_park
+
+
 def resumable(task: GenerateTask) -> bool:
     """Whether a run may go on from given token ids without becoming a splice of two runs.
 

@@ -1,4 +1,5 @@
-"""From a verdict to an accepted job: the record is created, then the job is published into its lane.
+"""From a verdict to an accepted job: the record is created, then the job is published into its lane. Of attached jobs
+without a key the record is left to their first claim (late_records).
 
 Each step may fail in three ways: refused (nothing stored, or a record that says so), perhaps done (tried again with the
 same identity until `publish_by`, which is what makes it safe), or too late. What is neither sure nor repeatable any
@@ -8,13 +9,14 @@ more is answered as OUTCOME_UNKNOWN with the job id.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from msgspec import Struct
 
 from laneway.core.clock import Clock
 from laneway.core.errors import LaneSaturated, LanewayError, OutcomeUnknown, StorageFull, Unavailable
-from laneway.core.job import GenerateTask, IllegalTransition, JobRecord, LaneJob, refuse
+from laneway.core.job import GenerateTask, IllegalTransition, JobRecord, LaneJob, refuse, stored_late
 from laneway.core.lanes import JobState
 from laneway.policy.admit import Decision, Placement
 from laneway.policy.grouping import group_of
@@ -43,11 +45,13 @@ log = get_logger("laneway.admission.accept")
 
 
 class Acceptance(Struct, frozen=True):
-    """`existing`: an earlier request with the same key made this job; it was left as it is."""
+    """`existing`: an earlier request with the same key made this job; it was left as it is. `unstored`: the job is in
+    its lane, and its record is left to its first claim."""
 
     record: JobRecord
     sequence: int
     existing: bool = False
+    unstored: bool = False
 
 
 class _Message:
@@ -75,11 +79,40 @@ class Acceptor:
         self._clock = clock
         self._skew_s = skew_s
 
-    async def accept(
+    def accept(
         self, record: JobRecord, task: GenerateTask, decision: Decision, full_retry_s: Callable[[], float]
-    ) -> Acceptance:
-        """Stores the job. `full_retry_s` gives what the caller of a full lane is told to wait."""
+    ) -> Coroutine[Any, Any, Acceptance]:
+        """Stores the job. `full_retry_s` gives what the caller of a full lane is told to wait.
+
+        A job whose record is left to its first claim is on its way to its lane when this returns.
+        """
         message = _Message(LaneJob(record, task))
+        if stored_late(record) and decision.placement is Placement.READY:
+            sent = self._lanes.begin_put_ready(message.job, 0, message.encode())
+            return self._accept_unstored(message, sent, decision, full_retry_s)
+        return self._accept(message, decision, full_retry_s)
+
+    async def _accept_unstored(
+        self,
+        message: _Message,
+        sent: Coroutine[Any, Any, object],
+        decision: Decision,
+        full_retry_s: Callable[[], float],
+    ) -> Acceptance:
+        record = message.job.record
+        stored = StoredRecord(record, 0)
+        try:
+            await self._publish(message, 0, decision, full_retry_s, sent)
+        except (LaneSaturated, PayloadTooLarge, NotPublished) as refusal:
+            await self._refuse(stored, refusal)
+            raise
+        except OutcomeUnknown:  # once it has a record, the scheduler finds out
+            await self._create(record, message.record_data)
+            raise
+        return Acceptance(record, 0, unstored=True)
+
+    async def _accept(self, message: _Message, decision: Decision, full_retry_s: Callable[[], float]) -> Acceptance:
+        record = message.job.record
         # Made in a turn of the loop in which nothing else happens to this job: its record is on the way.
         asyncio.get_running_loop().call_soon(message.encode)
         stored = await self._create(record, message.record_data)
@@ -149,7 +182,12 @@ class Acceptor:
     # --- the lane ------------------------------------------------------------------------------------
 
     async def _publish(
-        self, message: _Message, sequence: int, decision: Decision, full_retry_s: Callable[[], float]
+        self,
+        message: _Message,
+        sequence: int,
+        decision: Decision,
+        full_retry_s: Callable[[], float],
+        sent: Coroutine[Any, Any, object] | None = None,
     ) -> None:
         """Raises LaneSaturated, StorageFull, PayloadTooLarge or NotPublished when it is certainly not in its lane."""
         job, data = message.job, message.encode()
@@ -158,7 +196,10 @@ class Acceptor:
         trouble: BusError
         while True:
             try:
-                if decision.placement is Placement.PARKED:
+                if sent is not None:
+                    first, sent = sent, None
+                    await first
+                elif decision.placement is Placement.PARKED:
                     group = group_of(record.pool, record.tenant, job.task)
                     fire_at_s = decision.fire_at_s + self._skew_s()
                     await self._lanes.park(job, sequence, data, fire_at_s=fire_at_s, group=group)

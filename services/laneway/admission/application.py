@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from types import TracebackType
+from typing import Any
 
 from msgspec import Struct
 from prometheus_client import Counter
@@ -22,6 +23,7 @@ from laneway.admission.chores import Chores
 from laneway.admission.door import Door
 from laneway.admission.ending import Ender
 from laneway.admission.judging import Judge, Judged
+from laneway.admission.late_records import LateRecords
 from laneway.admission.preparing import Preparer
 from laneway.admission.results import JobBook
 from laneway.admission.streams import Stream, beyond_end
@@ -71,6 +73,7 @@ class Admission:
         judge: Judge,
         acceptor: Acceptor,
         ender: Ender,
+        late_records: LateRecords,
         book: JobBook,
         lengths: LengthBook,
         chores: Chores,
@@ -86,6 +89,7 @@ class Admission:
         self._judge = judge
         self._acceptor = acceptor
         self._ender = ender
+        self._late_records = late_records
         self._lengths = lengths
         self._chores = chores
         self._clock = clock
@@ -111,6 +115,8 @@ class Admission:
                     ours = False
                     _check_body(accepted.record, request)
                     ours = True
+                if accepted.unstored:
+                    self._late_records.watch(stream)
                 if accepted.existing or accepted.record.state.terminal:
                     await self._door.close_stream(stream)
                     stream = await self._door.follow(accepted.record)
@@ -214,15 +220,20 @@ class Admission:
                 return _Decided(earlier, None)
         raise judged.decision.error()
 
-    async def _accept(self, decided: _Decided) -> Acceptance:
-        judged = decided.judged
-        if judged is None:
+    def _accept(self, decided: _Decided) -> Coroutine[Any, Any, Acceptance]:
+        """What can be sent at once is on its way when this returns."""
+        record, judged = decided.record, decided.judged
+        accepting = None
+        if judged is not None:
+            accepting = self._acceptor.accept(record, judged.option.task, judged.decision, judged.full_retry_s)
+        return self._accepted(decided, accepting)
+
+    async def _accepted(self, decided: _Decided, accepting: Coroutine[Any, Any, Acceptance] | None) -> Acceptance:
+        if accepting is None:
             return Acceptance(decided.record, 0, existing=True)
         ours = False
         try:
-            accepted = await self._acceptor.accept(
-                decided.record, judged.option.task, judged.decision, judged.full_retry_s
-            )
+            accepted = await accepting
             ours = not accepted.existing
             return accepted
         finally:

@@ -27,7 +27,7 @@ from laneway.admission.streams import Offer, Stream, StreamLimits, beyond_end, s
 from laneway.core import subjects
 from laneway.core.clock import Clock
 from laneway.core.errors import DeadlineExceeded, JobNotFound, LanewayError
-from laneway.core.job import JobRecord
+from laneway.core.job import JobRecord, stored_late
 from laneway.core.lanes import JobState, Phase
 from laneway.runtime.bus import Bus
 from laneway.runtime.leases import LeaseWatcher
@@ -360,9 +360,9 @@ class Door:
         seen = stream.record
         over_s = self._clock.now() - seen.contract.deadline_s
         stored = await self._records.get(seen.region, seen.tenant, seen.job_id, leader=over_s >= 0.0)
-        if stored is None:
+        if stored is None and not stored_late(seen):
             raise JobNotFound("the job's record is gone", job_id=seen.job_id)
-        record = stored.record
+        record = stored.record if stored is not None else seen
         if record.state.terminal:
             return self._end(stream, record)
         stream.record = record

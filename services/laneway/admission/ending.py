@@ -62,7 +62,14 @@ class Ender:
             return end(found)
 
         try:
-            ended = await self._records.change(record.region, record.tenant, record.job_id, transition, stored=stored)
+            ended = await self._records.change(
+                record.region,
+                record.tenant,
+                record.job_id,
+                transition,
+                stored=stored,
+                unstored=record if jobs.stored_late(record) else None,
+            )
         except IllegalTransition as illegal:
             return illegal.record
         await self._announce(ended.record)

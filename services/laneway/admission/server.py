@@ -25,6 +25,7 @@ from laneway.admission.door import Door
 from laneway.admission.ending import Ender
 from laneway.admission.ingest import Ingest
 from laneway.admission.judging import Judge
+from laneway.admission.late_records import LateRecords
 from laneway.admission.ledger import Ledger
 from laneway.admission.preparing import Preparer
 from laneway.admission.results import JobBook
@@ -87,6 +88,7 @@ async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None 
                 await _drain(server, house, settings.process.drain_s)
             finally:
                 await server.drain(0.0)
+                house.late_records.close()
                 await house.chores.close(CHORES_S_MAX)
                 for task in (*taking, *keeping):
                     task.cancel()
@@ -127,6 +129,7 @@ class _House(Struct, frozen=True):
 
     admission: Admission
     door: Door
+    late_records: LateRecords
     storage: StorageWatch
     skew: SkewWatch
     draining: Draining
@@ -151,6 +154,7 @@ async def _house(
     storage = StorageWatch(lanes, clock, wanted.storage_poll_s)
     draining, skew = Draining(bus, region, lambda: None), SkewWatch(bus)
     ender = Ender(bus, records, lanes, leases, chores, clock)
+    late_records = LateRecords(records, chores, clock)
     door = Door(door_id, bus, region, records, ender, leases, ledger, clock, door_limits(wanted))
     params = admit_params(settings.policy, wanted)
     judge = Judge(region, plans, leases, ledger, storage, draining, params, clock, Random())
@@ -176,6 +180,7 @@ async def _house(
             judge,
             Acceptor(records, lanes, clock, lambda: skew.skew_s),
             ender,
+            late_records,
             JobBook(bus, region, records, lanes, ender),
             lengths,
             chores,
@@ -185,7 +190,7 @@ async def _house(
             lambda: bus.connected,
         )
         ingest = Ingest(bus, region, records, admission, catalogue, settings.policy, clock, wanted.ingest_inflight)
-        yield _House(admission, door, storage, skew, draining, ingest, chores)
+        yield _House(admission, door, late_records, storage, skew, draining, ingest, chores)
 
 
 async def _load_tokenizers(catalogue: Catalogue) -> dict[str, Tokenizer]:

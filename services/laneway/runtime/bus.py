@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -245,11 +245,34 @@ class Bus:
     ) -> Stored:
         """As `store`, and says whether the server took the message for a duplicate."""
         timeout_s = timeout_s or self._timeout_s
+        return await self._stored(None, subject, payload, headers, timeout_s, patient)
+
+    def begin_store(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
+    ) -> Coroutine[Any, Any, Stored]:
+        """As `store_checked`; while there is a connection, the message is on its way when this returns."""
+        sent: asyncio.Future[Msg] | None = None
+        if self.nc.is_connected:
+            with contextlib.suppress(nats.errors.Error, PayloadTooLarge):  # it fails again, where it is awaited
+                sent = self._requests.send(subject, payload, headers, timeout_s=self._timeout_s)
+        return self._stored(sent, subject, payload, headers, self._timeout_s, patient=False)
+
+    async def _stored(
+        self,
+        sent: asyncio.Future[Msg] | None,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str] | None,
+        timeout_s: float,
+        patient: bool,
+    ) -> Stored:
         try:
-            if not self.nc.is_connected:
+            if sent is None and not self.nc.is_connected:
                 await self.wait_connected(timeout_s)
             try:
-                msg = await self._requests.send(subject, payload, headers, timeout_s=timeout_s, patient=patient)
+                msg = await (
+                    sent or self._requests.send(subject, payload, headers, timeout_s=timeout_s, patient=patient)
+                )
             except NoAnswer as error:
                 raise PublishUnknown(f"publish to {subject}: {error.message}") from error
             except nats.errors.Error as error:

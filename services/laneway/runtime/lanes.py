@@ -8,10 +8,11 @@ server fires it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any
 
 import structlog
 from msgspec import Struct
@@ -79,6 +80,12 @@ class LaneStore:
         headers = _lane_headers(record, record_sequence, "ready")
         patient = record.contract.lane.may_park
         await self._bus.store(subject, data or encode_lane_job(job), headers, patient=patient)
+
+    def begin_put_ready(self, job: LaneJob, record_sequence: int, data: bytes) -> Coroutine[Any, Any, object]:
+        """As `put_ready`; where it can be, the message is on its way when this returns."""
+        record = job.record
+        subject = subjects.ready(self._region, record.contract.lane, record.pool, record.tenant, record.job_id)
+        return self._bus.begin_store(subject, data, _lane_headers(record, record_sequence, "ready"))
 
     async def park(
         self, job: LaneJob, record_sequence: int, data: bytes = b"", *, fire_at_s: float, group: str

@@ -146,12 +146,13 @@ class RecordStore:
         transition: Callable[[JobRecord], JobRecord],
         *,
         stored: StoredRecord | None = None,
+        unstored: JobRecord | None = None,
     ) -> StoredRecord:
         """Applies a transition by compare-and-set, again on whatever another writer left, a bounded number of times.
 
-        `stored` saves the first read. A write whose outcome is unknown is looked for before it is tried again, so the
-        transition takes place once. Raises JobNotFound, what the transition raises (IllegalTransition), and at last the
-        bus error that kept it from succeeding.
+        `stored` saves the first read; `unstored` is the record of a job that may have none yet. A write whose outcome
+        is unknown is looked for before it is tried again, so the transition takes place once. Raises JobNotFound, what
+        the transition raises (IllegalTransition), and at last the bus error that kept it from succeeding.
         """
         write = self._next_write()
         unknown = False
@@ -164,11 +165,14 @@ class RecordStore:
                     found = await self._read(region, tenant, job_id, leader=attempt > 0)
                     if found is None and attempt == 0:  # a replica may be behind
                         found = await self._read(region, tenant, job_id, leader=True)
-                    if found is None:
+                    if found is not None:
+                        stored = found.stored
+                        if unknown and found.write == write:
+                            return stored
+                    elif unstored is not None:
+                        stored = StoredRecord(unstored, 0)
+                    else:
                         raise JobNotFound("there is no such job", job_id=job_id)
-                    stored = found.stored
-                    if unknown and found.write == write:
-                        return stored
                 record = transition(stored.record)
                 return StoredRecord(record, await self._put(record, stored.sequence, write))
             except (WrongSequence, PublishUnknown, NoStream, NotConnected, NoAnswer) as error:

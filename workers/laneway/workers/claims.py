@@ -85,9 +85,18 @@ class Delivered(Struct, frozen=True):
     @property
     def claimable(self) -> StoredRecord | None:
         """The record that a first delivery may be claimed from without a read."""
-        if self.redelivered or self.accepted is None or self.accepted.sequence == 0:
+        if self.redelivered or self.accepted is None:
             return None
+        if self.accepted.sequence == 0:
+            return self.unstored
         return self.accepted if self.accepted.record.attempt == 0 else None
+
+    @property
+    def unstored(self) -> StoredRecord | None:
+        """The record that a claim may store, if there is none yet."""
+        if self.accepted is None or self.accepted.sequence or not jobs.stored_late(self.accepted.record):
+            return None
+        return self.accepted
 
 
 def strikes(record: JobRecord) -> int:
@@ -225,6 +234,7 @@ class Claims:
         except UnreadableMessage as error:  # it may be anything but ours, and nobody may end what he cannot read
             _log.error("record_unreadable", job_id=delivered.job_id, error=str(error))
             return Nak(max(UNREADABLE_DELAY_S, delivered.ack_wait_s), "record_unreadable")
+        stored = stored or delivered.unstored
         return judge(
             stored,
             me=self._me,
