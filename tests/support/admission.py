@@ -20,7 +20,7 @@ from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerStat
 from laneway.core.job import JobRecord, Result, Usage, claim, fail, succeed
 from laneway.core.lanes import LANES, FinishReason, JobState, Lane
 from laneway.runtime.auth import Caller
-from laneway.runtime.bus import Bus
+from laneway.runtime.bus import Bus, WrongSequence
 from laneway.runtime.catalogue import catalogue_of
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.grpc_errors import from_rpc_error
@@ -304,8 +304,15 @@ class PuppetWorker:
     async def take(self, lane: Lane = Lane.PRIORITY, *, announce: bool = True) -> Held:
         """Pulls a job and claims it."""
         delivery = await self.pull(lane)
-        record = claim(delivery.job.record, self.id, CLOCK.now())
-        held = Held(delivery, StoredRecord(record, await self._records.update(record, delivery.record_sequence)))
+        record, sequence = delivery.job.record, delivery.record_sequence
+        try:
+            mine = claim(record, self.id, CLOCK.now())
+            held = Held(delivery, StoredRecord(mine, await self._records.update(mine, sequence)))
+        except WrongSequence:  # its door has stored it meanwhile
+            changed = await self._records.change(
+                REGION, record.tenant, record.job_id, lambda found: claim(found, self.id, CLOCK.now())
+            )
+            held = Held(delivery, changed)
         if announce:
             await self.announce(held)
         return held

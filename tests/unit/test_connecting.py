@@ -1,10 +1,12 @@
-"""When a client dials again: later each time, jittered, and within a limit."""
+"""When a client dials again, how it writes, and how it reads headers."""
 
 import asyncio
 from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nats.aio.client import Client, Server
 
 from laneway.runtime.connecting import RECONNECT_S_MAX, SafeClient, redial
@@ -117,3 +119,38 @@ async def test_much_at_once_does_not_wait_for_the_turn():
         assert client._pending_data_size <= 200_000
     await asyncio.sleep(0)
     assert sum(map(len, client.writes)) > 5_000_000
+
+
+async def test_what_is_patient_is_written_together_and_not_for_ever():
+    client = Written()
+    for number in range(2000):
+        client.post("s", b"%d" % number, patient=True)
+        await asyncio.sleep(0)
+    await eventually(lambda: not client._pending)
+    assert client.numbers() == list(range(2000))
+    assert len(client.writes) < 500
+
+
+async def test_what_is_in_a_hurry_takes_the_patient_along_at_once():
+    client = Written()
+    client._patient_s = asyncio.get_running_loop().time() + 3600.0  # as after many writes
+    client.post("s", b"1", patient=True)
+    client.post("s", b"2", patient=True)
+    assert not client.writes
+    client.post("s", b"3")
+    assert client.numbers() == [1, 2, 3]
+
+
+_names = st.text(st.characters(codec="ascii", categories=["L", "N"], include_characters="-_"), min_size=1)
+_lines = st.tuples(_names, st.sampled_from([": ", ":", ":\t", " : "]), st.text(max_size=8))
+
+
+@given(st.lists(_lines, max_size=6), st.sampled_from(["\r\n", "", "\r\n\r\n"]))
+def test_headers_are_read_as_nats_py_reads_them(lines: list[tuple[str, str, str]], end: str):
+    block = ("".join(f"{name}{colon}{value}\r\n" for name, colon, value in lines) + end).encode()
+    assert SafeClient._parse_header_lines(block) == Client._parse_header_lines(block)
+
+
+@given(st.binary(max_size=60))
+def test_headers_of_any_bytes_are_read_as_nats_py_reads_them(block: bytes):
+    assert SafeClient._parse_header_lines(block) == Client._parse_header_lines(block)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from laneway.core import job as jobs
 from laneway.core.errors import Code
 from laneway.core.job import Attempt, JobError, JobRecord
-from laneway.core.lanes import JobState
+from laneway.core.lanes import JobState, Lane
 from laneway.runtime.records import StoredRecord
 from laneway.workers.claims import Ack, Delivered, End, Nak, Stands, Term, Write, judge
 from tests.support.nats import make_record
@@ -48,6 +48,27 @@ def rule(
 
 def test_no_record_means_the_message_goes():
     assert rule(None) == Term("NO_RECORD")
+
+
+def test_only_what_its_door_left_to_the_claim_may_be_claimed_without_a_record():
+    attached = record(attached=True)
+    left = StoredRecord(attached, 0)
+    assert delivered(left).claimable == delivered(left).unstored == left
+    assert delivered(left, redelivered=True).claimable is None
+    assert delivered(left, redelivered=True).unstored == left
+    for other in (
+        StoredRecord(attached, 7),
+        StoredRecord(record(), 0),
+        StoredRecord(record(attached=True, idempotency_key="k"), 0),
+        StoredRecord(record(attached=True, attempt=1), 0),
+        StoredRecord(replace(attached, contract=replace(attached.contract, lane=Lane.BATCH)), 0),
+        None,
+    ):
+        assert delivered(other).unstored is None
+
+
+def delivered(accepted: StoredRecord | None, *, redelivered: bool = False) -> Delivered:
+    return Delivered("local", "t", "j", accepted, redelivered, 3.0)
 
 
 @pytest.mark.parametrize("state", [state for state in JobState if state.terminal])

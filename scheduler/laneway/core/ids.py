@@ -11,6 +11,7 @@ TOKEN_LENGTH_MAX = 64
 REGION_LENGTH_MAX = 27
 _DIGITS = "abcdefghijklmnopqrstuvwxyz234567"
 _PAIRS = [first + second for first in _DIGITS for second in _DIGITS]
+_UUID7_STAMP = re.compile(r"-([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
@@ -40,6 +41,12 @@ def uuid7(now_s: float, random_bytes: bytes) -> str:
 def new_job_id(region: str, now_s: float, random_bytes: bytes) -> str:
     """`<region>-<uuid7>`: sorts by creation time inside a region."""
     return f"{region}-{uuid7(now_s, random_bytes)}"
+
+
+def made_s(job_id: str) -> float:
+    """When an id was made, in Unix seconds of its door's clock; 0.0 for one that does not say (made from a key)."""
+    stamp = _UUID7_STAMP.search(job_id)
+    return int(stamp[1] + stamp[2], 16) / 1000 if stamp is not None else 0.0
 
 
 def keyed_job_id(region: str, tenant: str, key: str) -> str:

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from laneway.admission.ending import Ender
+from laneway.admission.late_records import LATE_S
 from laneway.core import ids, subjects
+from laneway.core.clock import Clock
 from laneway.core.errors import InvalidRequest, JobNotFound
 from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState, Lane
@@ -29,6 +31,7 @@ from laneway.runtime.wire.records import UnreadableMessage, decode_record
 
 SCAN_JOBS_MAX = 2000  # records read for one page; a filter that matches little gives shorter pages, not longer waits
 READS_AT_ONCE = 32
+YOUNG_S = 2.0  # since an id was made, by two clocks: its record may still be on its way (late_records)
 _WAITING = frozenset({JobState.PARKED, JobState.READY})
 
 log = get_logger("laneway.admission.results")
@@ -62,26 +65,36 @@ class JobView(Struct, frozen=True):
 
 
 class JobBook:
-    def __init__(self, bus: Bus, region: str, records: RecordStore, lanes: LaneStore, ender: Ender) -> None:
+    def __init__(
+        self, bus: Bus, region: str, records: RecordStore, lanes: LaneStore, ender: Ender, clock: Clock
+    ) -> None:
         self._bus = bus
         self._region = region
         self._records = records
         self._lanes = lanes
         self._ender = ender
+        self._clock = clock
 
     async def find(self, caller: Caller, job_id: str) -> StoredRecord:
         """The record of a job that the caller may see; JobNotFound for every other."""
-        region = ids.job_region(job_id)
-        if region == self._region:
-            stored = await self._records.get(region, caller.tenant, job_id)
-            if stored is None:  # a replica may be behind: only the leader can say that there is none
-                stored = await self._records.get(region, caller.tenant, job_id, leader=True)
-            if stored is None and caller.role == "operator":
-                tenant = await self._records.find_tenant(region, job_id)
-                stored = await self._records.get(region, tenant, job_id, leader=True) if tenant else None
-            if stored is not None:
-                return stored
-        raise JobNotFound("there is no such job", job_id=job_id)
+        stored = None
+        if ids.job_region(job_id) == self._region:
+            stored = await self._look(caller, job_id)
+            if stored is None and abs(self._clock.now() - ids.made_s(job_id)) < YOUNG_S:
+                await asyncio.sleep(2 * LATE_S)  # its record may be on its way
+                stored = await self._look(caller, job_id)
+        if stored is None:
+            raise JobNotFound("there is no such job", job_id=job_id)
+        return stored
+
+    async def _look(self, caller: Caller, job_id: str) -> StoredRecord | None:
+        stored = await self._records.get(self._region, caller.tenant, job_id)
+        if stored is None:  # a replica may be behind: only the leader can say that there is none
+            stored = await self._records.get(self._region, caller.tenant, job_id, leader=True)
+        if stored is None and caller.role == "operator":
+            tenant = await self._records.find_tenant(self._region, job_id)
+            stored = await self._records.get(self._region, tenant, job_id, leader=True) if tenant else None
+        return stored
 
     async def earlier(self, tenant: str, job_id: str) -> JobRecord | None:
         """The job that an idempotency key made before; a refusal made none, nor a door that died too early."""

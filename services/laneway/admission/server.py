@@ -181,7 +181,7 @@ async def _house(
             Acceptor(records, lanes, clock, lambda: skew.skew_s),
             ender,
             late_records,
-            JobBook(bus, region, records, lanes, ender),
+            JobBook(bus, region, records, lanes, ender, clock),
             lengths,
             chores,
             clock,

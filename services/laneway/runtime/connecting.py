@@ -22,7 +22,7 @@ PATIENT_GAP_S = 0.003  # where no message is in a hurry
 WRITES_AT_ONCE = 8  # may come without a gap: steps of a few streams never wait
 PAYLOAD_HEADROOM_BYTES = 4096  # for what the server adds: schedule, republish and direct-get headers
 
-_HEADER_LINE = re.compile(r"([!-9;-~]+): ([!-~](?:[ -~]*[!-~])?)?\r\n")
+_HEADER_LINE = re.compile(r"^([!-9;-~]+): ([!-~](?:[ -~]*[!-~])?)?\r\n", re.MULTILINE)
 
 
 class SafeClient(Client):
@@ -130,7 +130,8 @@ class SafeClient(Client):
         except UnicodeDecodeError:
             return Client._parse_header_lines(raw)
         headers = _HEADER_LINE.findall(text)
-        if text.count("\n") != len(headers) + text.endswith("\r\n\r\n"):
+        whole = text.endswith("\r\n") and text.count("\n") == len(headers) + text.endswith("\r\n\r\n")
+        if not whole:
             return Client._parse_header_lines(raw)
         return dict(headers)
 

@@ -197,7 +197,8 @@ class PullLoop:
         contract, now_s = job.record.contract, self._clock.now()
         if self._holder(job.record.job_id) is not None or not contract.not_before_s <= now_s < contract.deadline_s:
             return False
-        if not self._seats.fits(_tokens(job)):
+        tokens = _tokens(job)
+        if not (self._seats.can_ever_fit(tokens) and self._seats.fits(tokens)):
             return False
         self._hints[Lane.PRIORITY] = delivery.pending > 0
         self._launch(delivery, job, self._views())
