@@ -16,18 +16,19 @@ from laneway.core import ids, job, subjects
 from laneway.core.clock import ManualClock
 from laneway.core.errors import Code, DeadlineExceeded, LaneSaturated, OutcomeUnknown
 from laneway.core.job import JobError, JobRecord
-from laneway.core.lanes import JobState, Phase
+from laneway.core.lanes import JobState, Lane, Phase
 from laneway.policy.admit import Candidate, Decision, Placement
 from laneway.runtime.bus import Bus, PublishUnknown, StreamFull
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.local_nats import LocalNats
+from laneway.runtime.reading import subject_list
 from laneway.runtime.records import RecordStore, StoredRecord
 from laneway.v1 import admission_pb2 as pb
 from laneway.v1 import common_pb2
 from laneway.workers.claims import Ack, Claims, Delivered, Nak, Term
 from tests.support.admission import Gate, PuppetWorker, error_of_call, generate, open_gate, opening, rest, text_of
-from tests.support.nats import REGION, eventually, make_job, make_record, small_catalogue
+from tests.support.nats import POOL, REGION, eventually, make_job, make_record, small_catalogue
 
 CLOCK = SystemClock()
 
@@ -90,6 +91,26 @@ async def test_who_leaves_before_the_claim_leaves_a_cancelled_job(opened: tuple[
     await door.reaches(job_id, JobState.CANCELLED)
     assert await eventually(lambda: _empty(door))
     assert worker.hints == []
+
+
+async def test_a_job_that_its_caller_keeps_is_stored_though_the_caller_left_at_once(opened: tuple[Gate, PuppetWorker]):
+    door, _ = opened
+    for _ in range(10):
+        call = door.stub.Generate(generate(on_disconnect=common_pb2.ON_DISCONNECT_KEEP))
+        leaving = asyncio.ensure_future(opening(call))
+        await eventually(door.messages)
+        call.cancel()
+        await asyncio.wait({leaving})
+        job_id = await eventually(lambda: _job_in_lane(door))
+        await door.reaches(job_id, JobState.WAITING)
+        await door.stub.CancelJob(pb.CancelJobRequest(job_id=job_id))
+        await eventually(lambda: _empty(door))
+
+
+async def _job_in_lane(door: Gate) -> str:
+    name = subjects.lane_stream(REGION, Lane.PRIORITY)
+    found = await subject_list(door.bus, name, subjects.ready_filter(REGION, Lane.PRIORITY, POOL))
+    return found[0].rsplit(".", 1)[1] if found else ""
 
 
 async def _empty(door: Gate) -> bool:

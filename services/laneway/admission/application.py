@@ -107,7 +107,9 @@ class Admission:
         with _Counted(contract.lane):
             decided = await self._decide(caller, request, contract, attached=True)
             stream = self._door.open(decided.record)
-            accepting = self._chores.start(self._accept(decided), f"accept {decided.record.job_id}")
+            accepting = self._chores.start(
+                self._stored_late(self._accept(decided), stream), f"accept {decided.record.job_id}"
+            )
             ours = True
             try:
                 accepted = await asyncio.shield(accepting)
@@ -115,8 +117,6 @@ class Admission:
                     ours = False
                     _check_body(accepted.record, request)
                     ours = True
-                if accepted.unstored:
-                    self._late_records.watch(stream)
                 if accepted.existing or accepted.record.state.terminal:
                     await self._door.close_stream(stream)
                     stream = await self._door.follow(accepted.record)
@@ -126,6 +126,13 @@ class Admission:
                 if ours and not stream.record.state.terminal and not _failed(accepting):
                     self._chores.start(self._caller_left(accepting, stream), f"left {decided.record.job_id}")
                 await self._door.close_stream(stream)
+
+    async def _stored_late(self, accepting: Coroutine[Any, Any, Acceptance], stream: Stream) -> Acceptance:
+        """Whether or not its caller is still there."""
+        accepted = await accepting
+        if accepted.unstored:
+            self._late_records.watch(stream)
+        return accepted
 
     async def _caller_left(self, accepting: asyncio.Task[Acceptance], stream: Stream) -> None:
         """Applies the contract of a job whose caller is gone, once it is known whether it was accepted at all."""
