@@ -91,7 +91,9 @@ class Recorder:
     def __init__(self) -> None:
         self.messages: list[Message] = []
 
-    async def store(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> int:
+    async def store(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, *, patient: bool = False
+    ) -> int:
         self.messages.append(Message(subject, payload, headers or {}))
         return 1
 
