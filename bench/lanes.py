@@ -21,12 +21,13 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import grpc.aio
 import psutil
+from msgspec.structs import replace
 from nats.aio.msg import Msg
 from report import Bar, Report, main, percentile
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.client import Client, Server
 
-from laneway.runtime.connecting import RECONNECT_S_MAX, SafeClient, redial
+from laneway.runtime.connecting import PATIENT_GAP_S, RECONNECT_S_MAX, WRITES_AT_ONCE, SafeClient, redial
 from tests.support.nats import eventually
 
 
@@ -139,6 +139,15 @@ async def test_what_is_in_a_hurry_takes_the_patient_along_at_once():
     assert not client.writes
     client.post("s", b"3")
     assert client.numbers() == [1, 2, 3]
+
+
+async def test_who_is_in_a_hurry_runs_up_no_debt_for_the_patient():
+    client, loop = Written(), asyncio.get_running_loop()
+    until_s = loop.time() + 0.3
+    while loop.time() < until_s:
+        client.post("s", b"1")
+        await asyncio.sleep(0)
+    assert client._patient_s - loop.time() < 2 * WRITES_AT_ONCE * PATIENT_GAP_S
 
 
 _names = st.text(st.characters(codec="ascii", categories=["L", "N"], include_characters="-_"), min_size=1)

@@ -27,7 +27,17 @@ from laneway.runtime.records import RecordStore, StoredRecord
 from laneway.v1 import admission_pb2 as pb
 from laneway.v1 import common_pb2
 from laneway.workers.claims import Ack, Claims, Delivered, Nak, Term
-from tests.support.admission import Gate, PuppetWorker, error_of_call, generate, open_gate, opening, rest, text_of
+from tests.support.admission import (
+    Gate,
+    PuppetWorker,
+    admission_settings,
+    error_of_call,
+    generate,
+    open_gate,
+    opening,
+    rest,
+    text_of,
+)
 from tests.support.nats import POOL, REGION, eventually, make_job, make_record, small_catalogue
 
 CLOCK = SystemClock()
@@ -182,14 +192,36 @@ def accept(bus: Bus, record: JobRecord, lanes: LaneStore) -> Any:
     return Acceptor(RecordStore(bus), lanes, CLOCK).accept(record, make_job(record).task, decision, lambda: 1.0)
 
 
-async def test_a_job_that_is_perhaps_in_its_lane_gets_its_record(provisioned_bus: Bus):
+async def test_a_job_that_is_perhaps_in_its_lane_gets_its_record(
+    nats_server: LocalNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The scheduler ends it, once it is sure that nobody will."""
-    record = attached(publish_by_s=CLOCK.now() + 0.2)
-    with pytest.raises(OutcomeUnknown):
-        await accept(provisioned_bus, record, Answering(provisioned_bus, PublishUnknown("publish")))
-    stored = await RecordStore(provisioned_bus).get(REGION, record.tenant, record.job_id)
-    assert stored is not None
-    assert stored.record == record
+    monkeypatch.setattr(LaneStore, "put_ready", Answering.put_ready)
+    monkeypatch.setattr(LaneStore, "begin_put_ready", Answering.begin_put_ready)
+    monkeypatch.setattr(LaneStore, "_error", PublishUnknown("publish"), raising=False)
+    async with open_gate(nats_server, tmp_path, admission_settings(nats_server, publish_s_max=0.3)) as (door, _):
+        error = await error_of_call(door.stub.Generate(generate()))
+        assert isinstance(error, OutcomeUnknown)
+        await door.reaches(error.job_id, JobState.WAITING)
+
+
+async def test_a_publish_without_an_answer_that_a_worker_got_is_an_acceptance(
+    nats_server: LocalNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    put = LaneStore.begin_put_ready
+
+    async def unanswered(self: LaneStore, job: job.LaneJob, record_sequence: int, data: bytes = b"") -> None:
+        await put(self, job, record_sequence, data)
+        raise PublishUnknown("publish")
+
+    monkeypatch.setattr(LaneStore, "put_ready", unanswered)
+    monkeypatch.setattr(LaneStore, "begin_put_ready", unanswered)
+    async with open_gate(nats_server, tmp_path, admission_settings(nats_server, publish_s_max=1.0)) as (door, worker):
+        call = door.stub.Generate(generate())
+        held = await worker.take()
+        await opening(call)
+        await worker.finish(held, "abc")
+        assert text_of(await rest(call)) == "abc"
 
 
 async def test_a_full_lane_leaves_a_refused_record(provisioned_bus: Bus):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from laneway.core import job as jobs
 from laneway.core import subjects
 from laneway.core.errors import Code
 from laneway.core.fleet import Plan, WorkerState
-from laneway.core.job import JobError, Sampling
+from laneway.core.job import GenerateTask, JobError, Sampling
 from laneway.core.lanes import JobState, Lane, OnDisconnect, Phase
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.exception_groups import leaf_errors
@@ -22,6 +23,8 @@ from laneway.runtime.plans import PlanPublisher
 from laneway.runtime.records import StoredRecord
 from laneway.v1 import bus_pb2
 from laneway.workers.engine_keeper import WorkerBroken
+from laneway.workers.engine_requests import request_of
+from laneway.workers.engines.protocol import EngineRequest
 from tests.support.nats import REGION, TENANT, eventually, make_record
 from tests.support.worker import ByteDoor, RunningWorker, Yard, yard
 
@@ -145,6 +148,26 @@ async def test_a_job_is_not_started_before_its_time(nats_server: LocalNats):
         (record,) = await place.ended(stored.record.job_id)
         assert record.state is JobState.SUCCEEDED
         assert record.timings.claimed_s >= now_s + 0.5
+
+
+async def test_a_fault_of_ours_with_one_job_costs_no_slot_and_is_not_met_for_ever(
+    nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
+):
+    def request(request_id: int, task: GenerateTask, *rest: Any) -> EngineRequest:
+        if len(task.prompt_ids) == 7:
+            raise ValueError("cannot be asked for")
+        return request_of(request_id, task, *rest)
+
+    monkeypatch.setattr("laneway.workers.run.request_of", request)
+    async with yard(nats_server, workers=1) as place:
+        bad = [await place.submit(prompt=bytes(7), max_tokens=2)]
+        good = await place.submit(max_tokens=2)
+        (after,) = await place.ended(good.record.job_id)
+        assert after.state is JobState.SUCCEEDED
+        for record in await place.ended(*(each.record.job_id for each in bad)):
+            assert record.error is not None
+            assert (record.state, record.starts, record.error.reason) == (JobState.FAILED, 3, "POISON")
+        await eventually(lambda: len(place.workers[0].worker.seats or ()) == 0)
 
 
 async def test_a_job_that_can_never_fit_fails_with_both_numbers_and_blocks_nobody(nats_server: LocalNats):

@@ -106,9 +106,6 @@ class Acceptor:
         except (LaneSaturated, PayloadTooLarge, NotPublished) as refusal:
             await self._refuse(stored, refusal)
             raise
-        except OutcomeUnknown:  # once it has a record, the scheduler finds out
-            await self._create(record, message.record_data)
-            raise
         return Acceptance(record, 0, unstored=True)
 
     async def _accept(self, message: _Message, decision: Decision, full_retry_s: Callable[[], float]) -> Acceptance:
@@ -228,7 +225,10 @@ class Acceptor:
             return refuse(found, error, self._clock.now())
 
         try:
-            await self._records.change(record.region, record.tenant, record.job_id, refused, stored=stored)
+            unstored = None if stored.sequence else record
+            await self._records.change(
+                record.region, record.tenant, record.job_id, refused, stored=stored, unstored=unstored
+            )
         except IllegalTransition:
             return
         except LanewayError as trouble:  # the scheduler ends it after publish_by

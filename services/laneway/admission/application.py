@@ -1,7 +1,8 @@
 """Admission itself, whatever protocol a request came by: core values and a caller in, answers and verdicts out.
 
 Fronts (gRPC here, ingest, gateways) translate and decide nothing. Order of an accepted job, which nothing here may
-change: stream opened, record created, job published, caller told.
+change: stream opened, record created, job published, caller told. (Of most attached jobs the first claim creates the
+record: late_records.)
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from laneway.admission.results import JobBook
 from laneway.admission.streams import Stream, beyond_end
 from laneway.core import ids
 from laneway.core.clock import Clock
-from laneway.core.errors import AlreadyExists, LanewayError, NotFound, Unavailable
-from laneway.core.job import Contract, JobRecord, Timings, Verdict
+from laneway.core.errors import AlreadyExists, LanewayError, NotFound, OutcomeUnknown, Unavailable
+from laneway.core.job import Contract, JobRecord, Timings, Verdict, stored_late
 from laneway.core.lanes import JobState, Lane, OnDisconnect, Phase
 from laneway.policy.contract import bounded_by_call
 from laneway.policy.lengths import LengthBook
@@ -107,9 +108,12 @@ class Admission:
         with _Counted(contract.lane):
             decided = await self._decide(caller, request, contract, attached=True)
             stream = self._door.open(decided.record)
-            accepting = self._chores.start(
-                self._stored_late(self._accept(decided), stream), f"accept {decided.record.job_id}"
-            )
+            try:
+                attaching = self._attach(self._accept(decided), stream)
+            except BaseException:
+                await self._door.close_stream(stream)
+                raise
+            accepting = self._chores.start(attaching, f"accept {decided.record.job_id}")
             ours = True
             try:
                 accepted = await asyncio.shield(accepting)
@@ -127,9 +131,16 @@ class Admission:
                     self._chores.start(self._caller_left(accepting, stream), f"left {decided.record.job_id}")
                 await self._door.close_stream(stream)
 
-    async def _stored_late(self, accepting: Coroutine[Any, Any, Acceptance], stream: Stream) -> Acceptance:
-        """Whether or not its caller is still there."""
-        accepted = await accepting
+    async def _attach(self, accepting: Coroutine[Any, Any, Acceptance], stream: Stream) -> Acceptance:
+        """Sees to it that the job gets its record, whether or not its caller is still there."""
+        try:
+            accepted = await accepting
+        except OutcomeUnknown:
+            if stream.worker_id or stream.next_index:  # a worker has it, so that the lane had it
+                return Acceptance(stream.record, 0)
+            if stored_late(stream.record):
+                self._late_records.store(stream.record)  # and the scheduler finds out
+            raise
         if accepted.unstored:
             self._late_records.watch(stream)
         return accepted
@@ -232,7 +243,11 @@ class Admission:
         record, judged = decided.record, decided.judged
         accepting = None
         if judged is not None:
-            accepting = self._acceptor.accept(record, judged.option.task, judged.decision, judged.full_retry_s)
+            try:
+                accepting = self._acceptor.accept(record, judged.option.task, judged.decision, judged.full_retry_s)
+            except BaseException:
+                self._judge.withdraw(record.job_id)
+                raise
         return self._accepted(decided, accepting)
 
     async def _accepted(self, decided: _Decided, accepting: Coroutine[Any, Any, Acceptance] | None) -> Acceptance:

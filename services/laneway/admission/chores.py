@@ -39,10 +39,11 @@ class Chores:
 
     async def close(self, timeout_s: float) -> None:
         """Waits for what runs, then cancels the rest."""
-        tasks = set(self._tasks)
-        if not tasks:
-            return
-        _, late = await asyncio.wait(tasks, timeout=timeout_s)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s
+        while self._tasks and loop.time() < until_s:  # one may start another
+            await asyncio.wait(set(self._tasks), timeout=until_s - loop.time())
+        late = set(self._tasks)
         for task in late:
             task.cancel()
         if late:

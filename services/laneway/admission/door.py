@@ -360,6 +360,8 @@ class Door:
         seen = stream.record
         over_s = self._clock.now() - seen.contract.deadline_s
         stored = await self._records.get(seen.region, seen.tenant, seen.job_id, leader=over_s >= 0.0)
+        if stream.ended:  # meanwhile; what was read may be older
+            return None
         if stored is None and not stored_late(seen):
             raise JobNotFound("the job's record is gone", job_id=seen.job_id)
         record = stored.record if stored is not None else seen

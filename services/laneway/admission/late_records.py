@@ -29,15 +29,22 @@ class LateRecords:
         self._chores = chores
         self._clock = clock
         self._timers: dict[Stream, asyncio.TimerHandle] = {}
+        self._closed = False
 
     def watch(self, stream: Stream) -> None:
         """The stream of a job that was put into its lane just now, and has no record yet."""
         self._timers[stream] = asyncio.get_running_loop().call_later(LATE_S, self._look, stream)
+        if self._closed:
+            self._look(stream)
 
     def _look(self, stream: Stream) -> None:
         self._timers.pop(stream).cancel()
-        if not (stream.ended or stream.worker_id or stream.next_index):
-            self._chores.start(self._store(stream.record), f"late record of {stream.record.job_id}")
+        if not (stream.record.state.terminal or stream.worker_id or stream.next_index):
+            self.store(stream.record)
+
+    def store(self, record: JobRecord) -> None:
+        """Stores the record of a job that is in its lane, or perhaps, as soon as that can be done."""
+        self._chores.start(self._store(record), f"late record of {record.job_id}")
 
     async def _store(self, record: JobRecord) -> None:
         while self._clock.now() < record.contract.deadline_s:
@@ -52,6 +59,7 @@ class LateRecords:
                 return
 
     def close(self) -> None:
-        """Stores at once what still waits, as chores."""
+        """Stores at once, as chores, what still waits and what comes after."""
+        self._closed = True
         for stream in tuple(self._timers):
             self._look(stream)

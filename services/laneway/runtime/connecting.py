@@ -104,7 +104,9 @@ class SafeClient(Client):
 
     def _write_paced(self, now_s: float) -> None:
         self._paced_s = max(self._paced_s, now_s) + WRITE_GAP_S
-        self._patient_s = max(self._patient_s, now_s) + PATIENT_GAP_S
+        # Those in a hurry come faster than that, and must not pile up a debt for the patient.
+        most_s = now_s + (WRITES_AT_ONCE + 1) * PATIENT_GAP_S
+        self._patient_s = min(max(self._patient_s, now_s) + PATIENT_GAP_S, most_s)
         self._write_pending()
 
     def _write_pending(self) -> None:

@@ -82,7 +82,7 @@ class RecordStore:
 
     def __init__(self, bus: Bus, *, retention_s: float = RETENTION_S, clock: Clock | None = None) -> None:
         self._bus = bus
-        self._retention_s = retention_s
+        self.retention_s = retention_s  # of a record, beyond its deadline
         self._clock = clock or SystemClock()
         self._writer = secrets.token_hex(6)
         self._writes = 0
@@ -136,7 +136,7 @@ class RecordStore:
         if record.state is JobState.REFUSED:
             return math.ceil(REFUSED_RETENTION_S)
         left_s = max(0.0, record.contract.deadline_s - self._clock.now())
-        return max(1, min(TTL_S_MAX, math.ceil(left_s + self._retention_s)))
+        return max(1, min(TTL_S_MAX, math.ceil(left_s + self.retention_s)))
 
     async def change(
         self,

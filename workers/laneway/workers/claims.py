@@ -234,7 +234,8 @@ class Claims:
         except UnreadableMessage as error:  # it may be anything but ours, and nobody may end what he cannot read
             _log.error("record_unreadable", job_id=delivered.job_id, error=str(error))
             return Nak(max(UNREADABLE_DELAY_S, delivered.ack_wait_s), "record_unreadable")
-        stored = stored or delivered.unstored
+        if stored is None:
+            stored = self._unstored(delivered)
         return judge(
             stored,
             me=self._me,
@@ -244,3 +245,10 @@ class Claims:
             now_s=self._clock.now(),
             ack_wait_s=delivered.ack_wait_s,
         )
+
+    def _unstored(self, delivered: Delivered) -> StoredRecord | None:
+        """The record of a job that nobody has stored yet. Later than records are kept, there may well have been one."""
+        left = delivered.unstored
+        if left is None or self._clock.now() >= left.record.contract.deadline_s + self._records.retention_s:
+            return None
+        return left

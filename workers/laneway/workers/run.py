@@ -76,8 +76,11 @@ class JobRun:
 
     def begin(self) -> None:
         """Before the task has its first turn: the engine need not wait for the claim of a first delivery."""
-        if self._delivered.claimable is not None:
-            self._submit(Continue())
+        try:
+            if self._delivered.claimable is not None:
+                self._submit(Continue())
+        except Exception as error:  # noqa: BLE001 - tried again once claimed, where a fault counts as a start
+            _log.warning("not_begun", job_id=self.job_id, error=repr(error))
 
     # --- the task ------------------------------------------------------------------------------------
 
