@@ -112,7 +112,7 @@ class MemoryTwin(Twin):
         self.server.resume()
 
     async def kill(self) -> None:
-        self.server.kill()
+        self.server.kill(unsaved_s=0.1)
         await asyncio.sleep(0.01)  # those who were connected are told, as they are while a process ends
 
     async def start(self) -> None:

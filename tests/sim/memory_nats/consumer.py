@@ -34,6 +34,7 @@ class _Pull:
 @dataclass(slots=True)
 class _Pending:
     deliveries: int
+    given_s: float
     again: Timer  # when nothing is heard of it
 
 
@@ -155,8 +156,10 @@ class Consumer:
         pending = self._pending.get(sequence)
         if pending is not None:
             pending.again.cancel()
-        timer = self._nats.timers.at(self._nats.now() + wait_s, lambda: self._redeliver(sequence))
-        self._pending[sequence] = _Pending(self._deliveries[sequence], timer)
+        now_s, deliveries = self._nats.now(), self._deliveries[sequence]
+        given_s = pending.given_s if pending is not None and pending.deliveries == deliveries else now_s
+        timer = self._nats.timers.at(now_s + wait_s, lambda: self._redeliver(sequence))
+        self._pending[sequence] = _Pending(deliveries, given_s, timer)
 
     def _redeliver(self, sequence: int) -> None:
         """It stays pending: only an acknowledgement, or its removal, makes room for another."""
@@ -191,10 +194,21 @@ class Consumer:
         if self._beat is not None:
             self._beat.cancel()
 
-    def forget_pulls(self) -> None:
-        """The server is started anew: what was delivered is still known, who waited is not."""
+    def crashed(self, saved_until_s: float) -> None:
+        """The server died: who waited is forgotten, and so are deliveries that were later than that."""
         for pull in tuple(self._pulls):
             self._remove(pull)
+        for sequence, pending in tuple(self._pending.items()):
+            if pending.given_s > saved_until_s:
+                pending.again.cancel()
+                del self._pending[sequence]
+                self._again.pop(sequence, None)
+                self._deliveries[sequence] -= 1
+                if self._deliveries[sequence]:
+                    self._again[sequence] = None
+                else:
+                    self._fresh[sequence] = None
+        self._fresh = OrderedDict.fromkeys(sorted(self._fresh))
 
     # --- push ----------------------------------------------------------------------------------------
 
