@@ -77,7 +77,7 @@ async def test_a_door_admits_as_many_calls_after_ten_of_each_bad_end(nats_server
         for call in left:
             call.cancel()
         assert await errors_of(await all_at_once(door, model="nothing")) == {InvalidRequest}
-        assert await errors_of(await all_at_once(door, due_s=0.8)) == {DeadlineExceeded}
+        assert await errors_of(await all_at_once(door, due_s=1.2)) == {DeadlineExceeded}
         failing = await all_at_once(door)
         for call in failing:
             await opening(call)
