@@ -150,6 +150,27 @@ async def test_a_lane_that_does_not_park_refuses_a_schedule(twins: Twins):
             await twin.bus.store(subject, b"", headers)
 
 
+async def test_a_release_without_a_guard_is_not_idempotent(twins: Twins):
+    async with twins() as twin:
+        subject = await park(twin, make_record(lane=LANE))
+        headers = {"Nats-Scheduler": str(subject), "Nats-Schedule-Next": "purge"}
+        for _ in range(2):
+            await twin.bus.store(subject.ready, b"", headers)
+        assert await lanes_of(twin).parked(LANE) == []
+        assert await message_count(twin.bus, LANE) == 2
+
+
+async def test_a_release_names_a_schedule_or_nothing_that_is_there(twins: Twins):
+    async with twins() as twin:
+        subject, plain = await park(twin, make_record(lane=LANE)), f"park.{REGION}.batch.plain"
+        await twin.bus.store(plain, b"")
+        for scheduler in ("", subject.ready, plain):
+            headers = {"Nats-Schedule-Next": "purge"} | ({"Nats-Scheduler": scheduler} if scheduler else {})
+            with pytest.raises(ApiError, match="10212"):
+                await twin.bus.store(subject.ready, b"", headers)
+        assert await message_count(twin.bus, LANE) == 2
+
+
 # --- races -----------------------------------------------------------------------------------------------
 
 

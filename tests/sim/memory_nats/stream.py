@@ -55,6 +55,7 @@ class Stream:
         """Stores a message; returns the acknowledgement. Raises Refused."""
         lives_s = self._lives_s(headers)
         fires_s = self._fires_s(subject, headers)
+        self._check_scheduler(subject, headers)
         known = self._known(headers.get(names.MSG_ID, ""))
         if known:
             return {"stream": self.name, "seq": known, "duplicate": True}
@@ -87,6 +88,15 @@ class Stream:
             return datetime.fromisoformat(text.removeprefix("@at ")).timestamp()
         except ValueError:
             raise Refused(400, 10189, "message schedules pattern is invalid") from None
+
+    def _check_scheduler(self, subject: str, headers: Headers) -> None:
+        """Of an early release: what is named as its schedule may be gone, but must not be anything else."""
+        if headers.get(names.SCHEDULE_NEXT) != "purge":
+            return
+        scheduler = headers.get(names.SCHEDULER, "")
+        last = self.last_of(scheduler)
+        if scheduler in ("", subject) or (last is not None and names.SCHEDULE not in last.headers):
+            raise Refused(400, 10212, "message schedules invalid scheduler")
 
     def _known(self, message_id: str) -> int:
         """The sequence of an earlier message with this id, whether the stream still has it or not."""
