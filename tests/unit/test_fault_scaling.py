@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laneway.core.catalogue import Capabilities, Pool
-from laneway.core.fleet import LanePlan
+from laneway.core.catalogue import Capabilities, Catalogue, Pool
+from laneway.core.fleet import LanePlan, WorkerLease, WorkerState
 from laneway.core.lanes import LANES, PARKING_LANES, Lane
-from laneway.policy.plan import desired_workers
+from laneway.policy.plan import Depth, Snapshot, desired_workers, make_plan
 
 POOL = Pool(
     name="p", model="chat", tier="small", engine="simulated", context_length=4096, vocabulary_size=300, slots=1,
@@ -15,9 +15,20 @@ POOL = Pool(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("running", [1, 4, 40])
-def test_running_priority_work_keeps_its_workers_though_nothing_waits(running: int) -> None:
-    assert desired_workers(POOL, [LanePlan(Lane.PRIORITY, ready=0, running=running)], (), 100.0) == running
+def test_running_work_keeps_its_workers_though_nothing_waits(lane: Lane, running: int) -> None:
+    assert desired_workers(POOL, [LanePlan(lane, ready=0, running=running)], (), 100.0) == running
+
+
+def test_places_are_counted_from_leases_where_one_depth_is_unknown() -> None:
+    lease = WorkerLease("w-1", "w", "p", "simulated", WorkerState.READY, slots=4, running=3)
+    known = dict.fromkeys([("p", lane) for lane in LANES], Depth())
+    for missing in (*LANES, None):
+        depths = {key: depth for key, depth in known.items() if key[1] is not missing}
+        snapshot = Snapshot(leases=(lease,), depths=depths)
+        (plan,) = make_plan(snapshot, Catalogue((POOL,)), region="r", epoch=1, version=1, now_s=1.0, valid_s=1.0).pools
+        assert plan.free_slots == (4 if missing is None else 1)
 
 
 @pytest.mark.parametrize("lane", LANES)

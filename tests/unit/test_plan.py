@@ -48,13 +48,14 @@ def test_capacity_comes_from_ready_workers() -> None:
 
 def test_places_are_counted_by_deliveries_not_by_leases_that_may_be_old() -> None:
     leases = [lease("a", running=3), lease("c", state=WorkerState.DRAINING, running=2)]
+    none = {("p", lane): Depth() for lane in LANES}
     _, pool = plan_of(
-        Snapshot(leases=leases, depths={("p", Lane.BATCH): Depth(5, 3), ("p", Lane.PRIORITY): Depth(0, 2)})
+        Snapshot(leases=leases, depths=none | {("p", Lane.BATCH): Depth(5, 3), ("p", Lane.PRIORITY): Depth(0, 2)})
     )
     assert pool.free_slots == 1, "5 delivered, 2 of them to the worker that drains"
-    _, pool = plan_of(Snapshot(leases=leases, depths={("p", Lane.BATCH): Depth(0, 99)}))
+    _, pool = plan_of(Snapshot(leases=leases, depths=none | {("p", Lane.BATCH): Depth(0, 99)}))
     assert pool.free_slots == 0
-    _, pool = plan_of(Snapshot(leases=leases, depths={("p", Lane.BATCH): Depth(0, 0)}))
+    _, pool = plan_of(Snapshot(leases=leases, depths=none))
     assert pool.free_slots == 4
     _, pool = plan_of(Snapshot(leases=leases))
     assert pool.free_slots == 1, "where deliveries are not known, the lease is all there is"

@@ -11,7 +11,7 @@ from laneway.core import subjects
 from laneway.core.errors import Code
 from laneway.core.fleet import LanePlan, Plan, PoolPlan
 from laneway.core.job import JobError, cancel, claim
-from laneway.core.lanes import Lane
+from laneway.core.lanes import LANES, Lane
 from laneway.core.subjects import ParkSubject
 from laneway.policy.parked import ParkIndex
 from laneway.policy.release import ReleaseParams
@@ -42,6 +42,27 @@ from tests.support.scheduling import (
 )
 
 pytestmark = pytest.mark.wire
+
+
+async def test_a_lane_whose_consumer_is_gone_is_unknown_and_not_empty(nats_server: LocalNats, bus: Bus) -> None:
+    settings = scheduler_settings(nats_server)
+    async with running_scheduler(nats_server, settings) as scheduler, FakeWorker(bus).alive() as worker:
+        await worker.show(running=SLOTS)
+
+        def known(lanes: set[Lane]) -> bool:
+            read = {lane for _, lane in scheduler.lead.planner.depths} if scheduler.lead else set()
+            return read == lanes
+
+        await eventually(lambda: known(set(LANES)))
+        name = subjects.consumer(Lane.PRIORITY, POOL)
+        await bus.api(f"CONSUMER.DELETE.{subjects.lane_stream(REGION, Lane.PRIORITY)}.{name}", {})
+        await eventually(lambda: known(set(LANES) - {Lane.PRIORITY}))
+
+        def full() -> bool:
+            plan = scheduler.plans.plan
+            return plan is not None and plan.pool(POOL).slots == SLOTS and plan.pool(POOL).free_slots == 0
+
+        await eventually(full)
 
 
 async def test_parked_jobs_are_released_into_idle_places_and_held_when_the_pool_is_full(

@@ -93,13 +93,15 @@ def _pool_plan(pool: Pool, snapshot: Snapshot, now_s: float, params: PlanParams)
 
 def _running(pool: Pool, leases: Sequence[WorkerLease], lanes: Sequence[LanePlan], snapshot: Snapshot) -> int:
     """Places taken at the ready workers. Deliveries are known to the moment and never fewer than what runs; leases are
-    up to a second old, and serve where deliveries are not known, and to tell what draining workers still hold."""
-    if not any((pool.name, lane) in snapshot.depths for lane in LANES):
-        return sum(each.running for each in leases)
+    up to a second old, and serve where deliveries of a lane are not known, and to tell what draining workers still
+    hold."""
     elsewhere = sum(
         each.running for each in snapshot.leases if each.pool == pool.name and each.state is not WorkerState.READY
     )
-    return max(0, sum(lane.running for lane in lanes) - elsewhere)
+    delivered = max(0, sum(lane.running for lane in lanes) - elsewhere)
+    if all((pool.name, lane) in snapshot.depths for lane in LANES):
+        return delivered
+    return max(delivered, sum(each.running for each in leases))
 
 
 def _lane_plan(pool: Pool, lane: Lane, snapshot: Snapshot) -> LanePlan:
@@ -126,13 +128,14 @@ def desired_workers(
 ) -> int:
     """Workers that would let the pool keep its promises, counting from when a new one could be ready.
 
-    The largest of: places for the priority work there is; for each due time, the parked work due by then over the time
-    until then (processor demand); one, if anything at all waits or the pool is planned to have any. Never more workers
-    than jobs would fill.
+    The largest of: places for the priority work there is, and for all that runs; for each due time, the parked work due
+    by then over the time until then (processor demand); one, if anything at all waits or the pool is planned to have
+    any. Never more workers than jobs would fill.
     """
     slots = max(1, pool.slots)
     priority = next((each for each in lanes if each.lane is Lane.PRIORITY), LanePlan(Lane.PRIORITY))
     wanted = math.ceil((priority.ready + priority.running) / (slots * params.utilisation))
+    wanted = max(wanted, math.ceil(sum(each.running for each in lanes) / slots))
     work = 0.0
     for due_s, device_s in demand:
         work += device_s

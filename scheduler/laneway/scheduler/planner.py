@@ -76,8 +76,8 @@ class Planner:
         self.depths = await self.read_depths()
         parked = {
             (pool, lane): Parked(index.count(pool, lane), index.device_s(pool, lane))
-            for pool, lane in self.depths
-            if lane in PARKING_LANES
+            for pool in index.pools()
+            for lane in PARKING_LANES
         }
         snapshot = Snapshot(
             leases=self._leases.live(),
@@ -119,16 +119,16 @@ class Planner:
         return self._demand
 
     async def read_depths(self) -> dict[tuple[str, Lane], Depth]:
-        """Of every pool and lane. Raises a BusError."""
+        """Of every pool and lane that has a consumer; what a missing one would say is unknown. Raises a BusError."""
         keys = [(pool.name, lane) for pool in self._catalogue.pools for lane in LANES]
         depths = await asyncio.gather(*(self._depth(pool, lane) for pool, lane in keys))
-        return dict(zip(keys, depths, strict=True))
+        return {key: depth for key, depth in zip(keys, depths, strict=True) if depth is not None}
 
-    async def _depth(self, pool: str, lane: Lane) -> Depth:
+    async def _depth(self, pool: str, lane: Lane) -> Depth | None:
         try:
             depth = await self._lanes.depths(lane, pool)
-        except ApiError:  # no such consumer: the pool is not provisioned yet
-            return Depth()
+        except ApiError:  # no such consumer: not provisioned yet, or taken away
+            return None
         return Depth(depth.ready, depth.running)
 
 
