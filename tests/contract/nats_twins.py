@@ -16,13 +16,13 @@ from laneway.core.clock import Clock
 from laneway.core.lanes import Lane
 from laneway.runtime.bus import Bus
 from laneway.runtime.clock import SystemClock
-from laneway.runtime.local_nats import LocalNats
+from laneway.runtime.local_nats import STORAGE_BYTES, LocalNats
 from laneway.runtime.provision import provision
 from laneway.runtime.settings import NatsSettings
 from tests.sim.memory_nats import MemoryBus, MemoryNats
 from tests.support.nats import REGION, connected, small_catalogue
 
-ACK_WAIT_S = 0.5
+ACK_WAIT_S = 0.3
 
 
 class Twin(ABC):
@@ -126,16 +126,18 @@ def twins_of(kind: str, folder: Path) -> Twins:
     """Opened inside the test, since only there the loop's time is virtual."""
 
     @asynccontextmanager
-    async def real(**settings: Any) -> AsyncIterator[Twin]:
-        async with LocalNats(folder / "nats") as server:
+    async def real(*, storage_bytes: int = STORAGE_BYTES, **settings: Any) -> AsyncIterator[Twin]:
+        async with LocalNats(folder / "nats", storage_bytes=storage_bytes) as server:
             twin = RealTwin(server)
             async with twin._connections:
                 await twin.provisioned(**settings)
                 yield twin
+            await server.kill()  # there is nothing to save
 
     @asynccontextmanager
-    async def memory(**settings: Any) -> AsyncIterator[Twin]:
+    async def memory(*, storage_bytes: int = STORAGE_BYTES, **settings: Any) -> AsyncIterator[Twin]:
         twin = MemoryTwin()
+        twin.server.storage_bytes_max = storage_bytes
         async with twin._connections:
             await twin.provisioned(**settings)
             yield twin

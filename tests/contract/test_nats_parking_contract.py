@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from laneway.core.errors import Code
 from laneway.core.job import JobError, JobRecord, cancel, claim
 from laneway.core.lanes import JobState, Lane
 from laneway.core.subjects import ParkSubject
-from laneway.runtime.bus import ApiError, PublishUnknown, WrongSequence
+from laneway.runtime.bus import ApiError, OutOfStorage, PublishUnknown, WrongSequence
 from laneway.runtime.lanes import LaneStore, ReleaseOutcome
 from laneway.runtime.puller import Bell, Delivery, LanePuller
 from laneway.runtime.records import RecordStore
@@ -91,6 +92,7 @@ async def test_a_schedule_that_is_over_fires_at_once(twins: Twins):
         assert jobs_of(await puller.pull(1, wait_s=5.0)) == [record.job_id]
 
 
+@pytest.mark.slow
 async def test_a_parked_job_and_one_due_meanwhile_survive_a_dead_server(twins: Twins):
     async with twins() as twin:
         later, soon = make_record(lane=LANE), make_record(lane=LANE)
@@ -171,6 +173,39 @@ async def test_a_release_names_a_schedule_or_nothing_that_is_there(twins: Twins)
         assert await message_count(twin.bus, LANE) == 2
 
 
+@pytest.mark.slow
+async def test_full_storage_strands_what_is_due_until_a_restart_and_refuses_its_release(twins: Twins):
+    limits = ("checkpoints", "ingest", "verdicts", "dead", "records")
+    sizes: dict[str, Any] = {f"{name}_bytes_max": 1024**2 for name in limits}
+    async with twins(storage_bytes=16 * 1024**2, **sizes) as twin:
+        stranded, released = make_record(lane=LANE), make_record(lane=LANE)
+        await park(twin, stranded, in_s=0.5)
+        subject = await park(twin, released, in_s=0.5)
+        for size in (1_000_000, 10_000, 100):
+            with pytest.raises(OutOfStorage):
+                await fill(twin, size)
+        assert await lanes_of(twin).storage_used() > 0.999
+        await asyncio.sleep(0.8)
+        assert len(await lanes_of(twin).parked(LANE)) == 2
+        with pytest.raises(OutOfStorage):
+            await lanes_of(twin).release(subject, now_s=0.0, reason="sweep")
+        await twin.bus.api(f"STREAM.PURGE.{subjects.lane_stream(REGION, Lane.DEFERRABLE)}", {})
+        await asyncio.sleep(0.5)
+        assert len(await lanes_of(twin).parked(LANE)) == 2
+        assert await lanes_of(twin).release(subject, now_s=0.0, reason="sweep") is ReleaseOutcome.RELEASED
+        assert jobs_of(await pull_all(twin)) == [released.job_id]
+        await twin.kill()
+        await twin.start()
+        await twin.bus.wait_connected(10.0)
+        async with LanePuller(twin.bus, REGION, LANE, POOL) as puller:
+            assert jobs_of(await eventually(lambda: puller.pull(5, wait_s=1.0))) == [stranded.job_id]
+
+
+async def fill(twin: Twin, size_bytes: int) -> None:
+    for n in range(1000):
+        await twin.bus.store(f"lane.{REGION}.deferrable.fill.{size_bytes}.{n}", b"x" * size_bytes)
+
+
 # --- races -----------------------------------------------------------------------------------------------
 
 
@@ -200,6 +235,7 @@ async def test_a_release_and_a_restagger_at_once_leave_one_job(twins: Twins):
         assert sorted(left + jobs_of(await pull_all(twin))) == sorted(subject.job for subject in parked)
 
 
+@pytest.mark.slow
 async def test_releases_aimed_at_the_fire_time_lose_no_job_and_claims_remove_the_copies(twins: Twins):
     """The guard is switched off by a wrong `now_s`, as by a clock that runs behind."""
     async with twins() as twin:
