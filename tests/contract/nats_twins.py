@@ -19,7 +19,7 @@ from laneway.runtime.clock import SystemClock
 from laneway.runtime.local_nats import STORAGE_BYTES, LocalNats
 from laneway.runtime.provision import provision
 from laneway.runtime.settings import NatsSettings
-from tests.sim.memory_nats import MemoryBus, MemoryNats
+from tests.sim.memory_nats import LoopClock, MemoryBus, MemoryNats
 from tests.support.nats import REGION, connected, small_catalogue
 
 ACK_WAIT_S = 0.3
@@ -78,24 +78,11 @@ class RealTwin(Twin):
         await self._server.start()
 
 
-class LoopClock:
-    """Wall time that goes on as the event loop's does."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._origin_s = SystemClock().now() - self._loop.time()
-
-    def now(self) -> float:
-        return self._origin_s + self._loop.time()
-
-    def monotonic(self) -> float:
-        return self._loop.time()
-
-
 class MemoryTwin(Twin):
     def __init__(self) -> None:
         super().__init__()
-        self.clock: Clock = LoopClock()
+        # Near the real time, by which tests.support makes its records.
+        self.clock: Clock = LoopClock(SystemClock().now() - asyncio.get_running_loop().time())
         self.server = MemoryNats(self.clock)
         driver = self.server.drive()
         self._connections.callback(driver.close)

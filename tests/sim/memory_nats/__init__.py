@@ -13,6 +13,6 @@ A bell never arrives before the consumer knows of the message; a schedule fires 
 
 from tests.sim.memory_nats.client import MemoryBus, MemoryClient
 from tests.sim.memory_nats.server import MemoryNats
-from tests.sim.memory_nats.timers import LoopDriver
+from tests.sim.memory_nats.timers import LoopClock, LoopDriver
 
-__all__ = ["LoopDriver", "MemoryBus", "MemoryClient", "MemoryNats"]
+__all__ = ["LoopClock", "LoopDriver", "MemoryBus", "MemoryClient", "MemoryNats"]

@@ -29,8 +29,8 @@ _names = itertools.count(1)
 class Pipe:
     """One direction of a connection: in order, and never in the turn of the loop in which something was sent.
 
-    The faults: `hold` keeps what comes until `free`; `lose` says of each frame whether it is lost; `delay_s` how long
-    it is on its way, behind what was sent before it.
+    The faults: `hold` keeps what comes until `free`; `copies` says how often each frame arrives (0: it is lost);
+    `delay_s` how long it is on its way, behind what was sent before it.
     """
 
     def __init__(self, carry: Callable[..., None], ready: Callable[[], bool]) -> None:
@@ -39,15 +39,15 @@ class Pipe:
         self._frames: deque[tuple[float, tuple[Any, ...]]] = deque()  # with the loop's time at which each arrives
         self._held = False
         self._handle: asyncio.Handle | None = None
-        self.lose: Callable[..., bool] = lambda *frame: False
+        self.copies: Callable[..., int] = lambda *frame: 1
         self.delay_s: Callable[[], float] = lambda: 0.0
 
     def put(self, *frame: Any) -> None:
-        if not self.lose(*frame):
-            now_s = asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time()
+        for _ in range(self.copies(*frame)):
             before_s = self._frames[-1][0] if self._frames else now_s
             self._frames.append((max(before_s, now_s + self.delay_s()), frame))
-            self.flow()
+        self.flow()
 
     def hold(self) -> None:
         self._held = True

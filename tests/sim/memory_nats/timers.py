@@ -56,6 +56,19 @@ class Timers:
         return count
 
 
+class LoopClock:
+    """A laneway.core.clock.Clock that goes as the running event loop's time does: virtual where that is."""
+
+    def __init__(self, at_zero_s: float = 1_800_000_000.0) -> None:
+        self._at_zero_s = at_zero_s  # wall time when the loop's is 0
+
+    def now(self) -> float:
+        return self._at_zero_s + asyncio.get_running_loop().time()
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
 class LoopDriver:
     """Runs a server's events on the event loop, whose time (virtual or not) runs as the server's clock does."""
 
