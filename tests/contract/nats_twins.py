@@ -22,7 +22,7 @@ from laneway.runtime.settings import NatsSettings
 from tests.sim.memory_nats import LoopClock, MemoryBus, MemoryNats
 from tests.support.nats import REGION, connected, small_catalogue
 
-ACK_WAIT_S = 0.3
+ACK_WAIT_S = 60.0  # longer than any test, where none is waited for
 
 
 class Twin(ABC):
@@ -34,9 +34,9 @@ class Twin(ABC):
     def __init__(self) -> None:
         self._connections = AsyncExitStack()
 
-    async def provisioned(self, *, catalogue: Any = None, **settings: Any) -> None:
+    async def provisioned(self, *, catalogue: Any = None, ack_wait_s: float = ACK_WAIT_S, **settings: Any) -> None:
         self.bus = await self.connect()
-        waits = dict.fromkeys(Lane, ACK_WAIT_S)
+        waits = dict.fromkeys(Lane, ack_wait_s)
         await provision(self.bus, REGION, catalogue or small_catalogue(), NatsSettings(**settings), ack_wait_s=waits)
 
     @abstractmethod
