@@ -45,6 +45,7 @@ from tests.support.stepped import (
 START_S = 1_800_000_000.0
 DEADLINE_S = START_S + 600.0
 ACTORS_MAX = 8
+STEPS_MAX = 100  # of one actor without a fault; it needs a handful
 
 index = st.integers(0, ACTORS_MAX - 1)
 fates = st.sampled_from([*[Fate.DONE] * 5, Fate.UNHEARD, Fate.LATE, Fate.REFUSED])
@@ -69,7 +70,7 @@ class JobMachine(RuleBasedStateMachine):
         self.leases: dict[str, bool] = {}
         self.lapsed: set[int] = set()  # attempts whose owner was without its lease at some time
         self.claimants: dict[int, Actor] = {}  # by attempt; but for claims that landed late
-        self.holders: dict[int, Actor] = {}  # the same, once they know
+        self.holders: dict[int, Actor | None] = {}  # the same, once they know
         self.workers = [self._new_worker() for _ in range(3)]
 
     @initialize(late=st.booleans(), fault=st.integers(0, 3))
@@ -86,16 +87,14 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(which=index, fate=fates, behind=st.booleans())
     def step(self, which: int, fate: Fate, behind: bool) -> None:
-        actor = self._pick(which)
-        if actor is not None:
+        if (actor := self._pick(which)) is not None:
             self._step(actor, fate, behind)
 
     @rule(which=index)
     def go_on(self, which: int) -> None:
         """Without a fault, as most do."""
-        actor = self._pick(which)
-        while actor is not None and actor.question is not None and not isinstance(actor.question, Running):
-            self._step(actor, Fate.DONE, False)
+        if (actor := self._pick(which)) is not None:
+            self._go_on(actor)
 
     @rule(which=index, what=outcomes)
     def outcome(self, which: int, what: str) -> None:
@@ -122,13 +121,11 @@ class JobMachine(RuleBasedStateMachine):
         self.ack_wait_ends()
         worker = self.workers[which]
         self._pass_to(worker)
-        while worker.run is not None and worker.run.question is not None:
-            if not isinstance(worker.run.question, Running):
-                self._step(worker.run, Fate.DONE, False)
-            elif what:
-                self._resume(worker.run, what)
-            else:
-                return
+        if worker.run is not None:
+            self._go_on(worker.run)
+        if worker.run is not None and what:
+            self._resume(run := worker.run, what)
+            self._go_on(run)
 
     @rule()
     def ack_wait_ends(self) -> None:
@@ -208,7 +205,6 @@ class JobMachine(RuleBasedStateMachine):
             assert old.owner == writer.worker or old.attempt in self.lapsed, "the owner was never without its lease"
 
     def _holds(self, attempt: int, run: Actor | None) -> None:
-        assert run is not None
         assert self.holders.setdefault(attempt, run) is run, "two runs hold one attempt"
 
     def _told(self, actor: Actor, what: Answer) -> None:
@@ -255,11 +251,9 @@ class JobMachine(RuleBasedStateMachine):
             worker.watching = True
         for turn in range(60):
             for actor in tuple(self.actors):
-                while actor.question is not None:
-                    if isinstance(actor.question, Running):
-                        self._resume(actor, "succeed")
-                    else:
-                        self._step(actor, Fate.DONE, False)
+                self._go_on(actor)
+                if actor.question is not None:
+                    self._resume(actor, "succeed")
             self.ack_wait_ends()
             self.clock.advance(ACK_WAIT_S)
             self._pass_to(self.workers[turn % 3])
@@ -299,6 +293,14 @@ class JobMachine(RuleBasedStateMachine):
         """One of those that do not wait for their engine."""
         asking = [actor for actor in self.actors if not isinstance(actor.question, Running)]
         return asking[which % len(asking)] if asking else None
+
+    def _go_on(self, actor: Actor) -> None:
+        """Until it has ended, or waits for its engine."""
+        for _ in range(STEPS_MAX):
+            if actor.question is None or isinstance(actor.question, Running):
+                return
+            self._step(actor, Fate.DONE, False)
+        raise AssertionError(f"{actor.name} goes on without an end: {actor.question}")
 
     def _resume(self, actor: Actor, value: object = None, error: Exception | None = None) -> None:
         if error is not None:
