@@ -150,6 +150,7 @@ async def test_a_job_is_not_started_before_its_time(nats_server: LocalNats):
         assert record.timings.claimed_s >= now_s + 0.5
 
 
+@pytest.mark.slow  # three ack waits
 async def test_a_fault_of_ours_with_one_job_costs_no_slot_and_is_not_met_for_ever(
     nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
 ):

@@ -146,6 +146,7 @@ class Puller:
         if self._subscription is None:
             raise RuntimeError("the puller is not started, or closed")
         assert not self._current, "one pull at a time"
+        self.trouble = ""
         if len(self._arrived) < batch:
             await self._request(batch - len(self._arrived), batch, timeout_s + wait_s, wait_s)
         return self._take(batch)
@@ -160,6 +161,7 @@ class Puller:
         if self._subscription is None:
             raise RuntimeError("the puller is not started, or closed")
         assert not self._current, "one pull at a time"
+        self.trouble = ""
         self._heard, self._offer = heard, offer or _nobody
         if self._arrived or not self._ask(1, wait_s):
             self._let_go()
