@@ -207,3 +207,27 @@ def test_leaving_an_iterator_early_ends_its_source():
         assert closed.is_set()
         assert next(items, None) is None
     items.close()
+
+
+def test_an_interrupt_while_a_call_is_handed_over_cancels_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began, and nobody has its future: closing would wait for it."""
+    loop = BackgroundLoop("interrupted")
+    hand_over = loop._loop.call_soon_threadsafe
+
+    def interrupted(*args: object) -> None:
+        monkeypatch.undo()
+        hand_over(*args)  # type: ignore[arg-type] # as it came
+        raise KeyboardInterrupt
+
+    async def endless() -> None:
+        await asyncio.Event().wait()
+
+    async def others() -> int:
+        return len(asyncio.all_tasks()) - 1
+
+    monkeypatch.setattr(loop._loop, "call_soon_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(endless())
+    while loop.run(others()):
+        pass
+    loop.close(asyncio.sleep(0))

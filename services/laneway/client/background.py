@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 LOOK_EVERY_S = 0.1
 CLOSE_S_MAX = 5.0  # for the last coroutine, and again for the thread
@@ -41,6 +41,8 @@ class BackgroundLoop:
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """What the coroutine gives or raises. KeyboardInterrupt cancels it. RuntimeError where it could never end."""
+        job = _Job(coroutine)
+        # An interrupt may come at any point, also while the job is handed over: whatever was begun is cancelled.
         try:
             self._require_other_thread()
             with self._lock:
@@ -48,17 +50,24 @@ class BackgroundLoop:
                     raise ClientClosed(_CLOSED)
                 if not self._thread.is_alive():
                     raise RuntimeError(_GONE)
-                future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+                self._loop.call_soon_threadsafe(job.begin)
         except RuntimeError:
             coroutine.close()
             raise
+        except BaseException:
+            self._cancel(job)
+            raise
         try:
-            return _result(future)
+            return _result(job.result)
         except CancelledError:
             raise ClientClosed(_CLOSED_MEANWHILE) from None
         except BaseException:
-            future.cancel()
+            self._cancel(job)
             raise
+
+    def _cancel(self, job: _Job[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and so has ended all that ran
+            self._loop.call_soon_threadsafe(job.cancel)
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
         """Runs a last coroutine, cancels what else runs, ends the thread; takes 2 x CLOSE_S_MAX at most. May repeat."""
@@ -81,6 +90,37 @@ class BackgroundLoop:
     def _require_other_thread(self) -> None:
         if threading.current_thread() is self._thread:
             raise RuntimeError(_OWN_THREAD)
+
+
+class _Job(Generic[Result]):
+    """A coroutine for the loop, which may be cancelled before it has begun. Methods run on the loop's thread."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Result]) -> None:
+        self.result: Future[Result] = Future()
+        self._coroutine = coroutine
+        self._task: asyncio.Task[Result] | None = None
+        self._cancelled = False
+
+    def begin(self) -> None:
+        if self._cancelled:
+            return
+        self._task = asyncio.get_running_loop().create_task(self._coroutine)
+        self._task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._task is None:
+            self._coroutine.close()
+        else:
+            self._task.cancel()
+
+    def _done(self, task: asyncio.Task[Result]) -> None:
+        if task.cancelled():
+            self.result.cancel()
+        elif (error := task.exception()) is not None:
+            self.result.set_exception(error)
+        else:
+            self.result.set_result(task.result())
 
 
 def _result(future: Future[Result]) -> Result:
