@@ -7,15 +7,13 @@ they always are; only here can be seen at which step an abort arrived, and what 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from laneway.workers.engines import (
-    host_main,  # first: it settles the signals
-    registry,
-)
+from laneway.workers.engines import host_main, registry
 from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStats, SequenceStep, StepEngine
 
 RECORD_FILE = "LANEWAY_TEST_ENGINE_RECORD"
@@ -103,4 +101,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the host does
     main()

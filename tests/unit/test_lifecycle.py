@@ -87,6 +87,13 @@ def start(tmp_path):
                 pipe.close()
 
 
+def test_no_module_changes_the_signals_of_who_imports_it():
+    """Whoever is started from here inherits it: a program that ignores Ctrl-C from its birth never learns of it."""
+    module = "laneway.workers.engines.host_main"
+    probe = f"import signal; before = signal.getsignal(2); import {module}; assert signal.getsignal(2) is before"
+    subprocess.run([sys.executable, "-c", probe], check=True)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_is_ready_and_stops_when_told(start, number):
     service = start("good")

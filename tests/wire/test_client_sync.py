@@ -21,7 +21,8 @@ from tests.support.door import Door, accepted, chunk, finished, forever, serving
 pytestmark = pytest.mark.wire
 
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have it ignored
 from laneway.client.sync import Client
 with Client(sys.argv[1]) as client, client.generate(model="chat", prompt="Hi") as stream:
     for chunk in stream:

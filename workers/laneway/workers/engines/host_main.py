@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import signal
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # before the slow imports: a Ctrl-C must not end the engine meanwhile
+if __name__ == "__main__":  # before the slow imports: a Ctrl-C must not end the engine meanwhile
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-import contextlib  # noqa: E402  (after the signal)
-import ctypes  # noqa: E402
-import os  # noqa: E402
-import socket  # noqa: E402
-import sys  # noqa: E402
-import traceback  # noqa: E402
+import contextlib
+import ctypes
+import os
+import socket
+import sys
+import traceback
 
-import msgspec  # noqa: E402
+import msgspec
 
-from laneway.core.catalogue import Capabilities  # noqa: E402
-from laneway.core.errors import ConfigError  # noqa: E402
-from laneway.core.lanes import FinishReason  # noqa: E402
-from laneway.workers.engines.checks import check_abilities  # noqa: E402
-from laneway.workers.engines.frames import Abort, Close, Command, Failed, Frames, Ready, Report, Stepped, Submit, framed  # noqa: E402
-from laneway.workers.engines.protocol import EngineStartError, EngineStats, SequenceStep, StepEngine  # noqa: E402
-from laneway.workers.engines.registry import EngineSpec, make_step_engine  # noqa: E402
+from laneway.core.catalogue import Capabilities
+from laneway.core.errors import ConfigError
+from laneway.core.lanes import FinishReason
+from laneway.workers.engines.checks import check_abilities
+from laneway.workers.engines.frames import Abort, Close, Command, Failed, Frames, Ready, Report, Stepped, Submit, framed
+from laneway.workers.engines.protocol import EngineStartError, EngineStats, SequenceStep, StepEngine
+from laneway.workers.engines.registry import EngineSpec, make_step_engine
 
 PR_SET_PDEATHSIG = 1
 READ_BYTES = 256 * 1024
