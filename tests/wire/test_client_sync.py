@@ -212,7 +212,7 @@ async def test_ctrl_c_ends_the_call_and_the_program():
         assert process.stdout is not None
         assert await asyncio.wait_for(process.stdout.readline(), 20) == b"a\n"
         process.send_signal(signal.SIGINT)
-        _, err = await asyncio.wait_for(process.communicate(), 30)
+        _, err = await asyncio.wait_for(process.communicate(), 2 * CLOSE_S_MAX)
         assert process.returncode == -signal.SIGINT
         assert err.decode().splitlines()[-1] == "KeyboardInterrupt"
         await asyncio.wait_for(door.gone.wait(), 5)
