@@ -123,7 +123,7 @@ class WatchResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., chunk: _Optional[_Union[_task_pb2.Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "tenant", "model", "state", "contract", "verdict", "attempt", "timings", "result", "error", "usage", "prompt_tokens", "max_tokens")
+    __slots__ = ("job_id", "tenant", "model", "state", "contract", "verdict", "attempt", "timings", "result", "error", "usage", "prompt_tokens", "max_tokens", "preemptions", "requeued_from")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,8 @@ class Job(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUEUED_FROM_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     tenant: str
     model: str
@@ -150,7 +152,9 @@ class Job(_message.Message):
     usage: _common_pb2.Usage
     prompt_tokens: int
     max_tokens: int
-    def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., contract: _Optional[_Union[_common_pb2.Contract, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., attempt: _Optional[int] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., result: _Optional[_Union[_task_pb2.Result, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.JobError, _Mapping]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+    preemptions: int
+    requeued_from: str
+    def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., contract: _Optional[_Union[_common_pb2.Contract, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., attempt: _Optional[int] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., result: _Optional[_Union[_task_pb2.Result, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.JobError, _Mapping]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., requeued_from: _Optional[str] = ...) -> None: ...
 
 class GetJobRequest(_message.Message):
     __slots__ = ("job_id",)
@@ -222,3 +226,106 @@ class QuoteResponse(_message.Message):
     prompt_tokens: int
     max_tokens: int
     def __init__(self, verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+
+class DeadLetter(_message.Message):
+    __slots__ = ("job_id", "tenant", "model", "lane", "reason", "message", "died_at", "attempts", "requeueable", "prompt_tokens", "max_tokens", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DIED_AT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    REQUEUEABLE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    tenant: str
+    model: str
+    lane: _common_pb2.Lane
+    reason: str
+    message: str
+    died_at: _timestamp_pb2.Timestamp
+    attempts: _containers.RepeatedCompositeFieldContainer[DeadAttempt]
+    requeueable: bool
+    prompt_tokens: int
+    max_tokens: int
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., lane: _Optional[_Union[_common_pb2.Lane, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., died_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[DeadAttempt, _Mapping]]] = ..., requeueable: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class DeadAttempt(_message.Message):
+    __slots__ = ("attempt", "worker_id", "claimed_at")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_AT_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    worker_id: str
+    claimed_at: _timestamp_pb2.Timestamp
+    def __init__(self, attempt: _Optional[int] = ..., worker_id: _Optional[str] = ..., claimed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ListDeadLettersRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "lane", "reason", "tenant")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    lane: _common_pb2.Lane
+    reason: str
+    tenant: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., lane: _Optional[_Union[_common_pb2.Lane, str]] = ..., reason: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ListDeadLettersResponse(_message.Message):
+    __slots__ = ("dead_letters", "next_page_token")
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    dead_letters: _containers.RepeatedCompositeFieldContainer[DeadLetter]
+    next_page_token: str
+    def __init__(self, dead_letters: _Optional[_Iterable[_Union[DeadLetter, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class RequeueDeadLetterRequest(_message.Message):
+    __slots__ = ("job_id", "deadline")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    deadline: _timestamp_pb2.Timestamp
+    def __init__(self, job_id: _Optional[str] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class RequeueDeadLetterResponse(_message.Message):
+    __slots__ = ("job_id", "verdict")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    verdict: _common_pb2.Verdict
+    def __init__(self, job_id: _Optional[str] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ...) -> None: ...
+
+class PurgeDeadLettersRequest(_message.Message):
+    __slots__ = ("job_ids", "lane", "reason", "tenant", "before")
+    JOB_IDS_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    job_ids: _containers.RepeatedScalarFieldContainer[str]
+    lane: _common_pb2.Lane
+    reason: str
+    tenant: str
+    before: _timestamp_pb2.Timestamp
+    def __init__(self, job_ids: _Optional[_Iterable[str]] = ..., lane: _Optional[_Union[_common_pb2.Lane, str]] = ..., reason: _Optional[str] = ..., tenant: _Optional[str] = ..., before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class PurgeDeadLettersResponse(_message.Message):
+    __slots__ = ("purged",)
+    PURGED_FIELD_NUMBER: _ClassVar[int]
+    purged: int
+    def __init__(self, purged: _Optional[int] = ...) -> None: ...

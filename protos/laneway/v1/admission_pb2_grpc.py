@@ -74,6 +74,21 @@ class AdmissionServiceStub:
                 request_serializer=laneway_dot_v1_dot_admission__pb2.QuoteRequest.SerializeToString,
                 response_deserializer=laneway_dot_v1_dot_admission__pb2.QuoteResponse.FromString,
                 _registered_method=True)
+        self.ListDeadLetters = channel.unary_unary(
+                '/laneway.v1.AdmissionService/ListDeadLetters',
+                request_serializer=laneway_dot_v1_dot_admission__pb2.ListDeadLettersRequest.SerializeToString,
+                response_deserializer=laneway_dot_v1_dot_admission__pb2.ListDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.RequeueDeadLetter = channel.unary_unary(
+                '/laneway.v1.AdmissionService/RequeueDeadLetter',
+                request_serializer=laneway_dot_v1_dot_admission__pb2.RequeueDeadLetterRequest.SerializeToString,
+                response_deserializer=laneway_dot_v1_dot_admission__pb2.RequeueDeadLetterResponse.FromString,
+                _registered_method=True)
+        self.PurgeDeadLetters = channel.unary_unary(
+                '/laneway.v1.AdmissionService/PurgeDeadLetters',
+                request_serializer=laneway_dot_v1_dot_admission__pb2.PurgeDeadLettersRequest.SerializeToString,
+                response_deserializer=laneway_dot_v1_dot_admission__pb2.PurgeDeadLettersResponse.FromString,
+                _registered_method=True)
 
 
 class AdmissionServiceServicer:
@@ -140,6 +155,28 @@ class AdmissionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDeadLetters(self, request, context):
+        """Lists jobs that were given up (AIP-158), newest first: the caller's own; operators see every tenant's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RequeueDeadLetter(self, request, context):
+        """Runs a job that was given up again, as a new detached job, and removes its dead letter. Repeated, it returns the
+        same new job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PurgeDeadLetters(self, request, context):
+        """Removes dead letters for good. Their records stay until they expire.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdmissionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -182,6 +219,21 @@ def add_AdmissionServiceServicer_to_server(servicer, server):
                     servicer.Quote,
                     request_deserializer=laneway_dot_v1_dot_admission__pb2.QuoteRequest.FromString,
                     response_serializer=laneway_dot_v1_dot_admission__pb2.QuoteResponse.SerializeToString,
+            ),
+            'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetters,
+                    request_deserializer=laneway_dot_v1_dot_admission__pb2.ListDeadLettersRequest.FromString,
+                    response_serializer=laneway_dot_v1_dot_admission__pb2.ListDeadLettersResponse.SerializeToString,
+            ),
+            'RequeueDeadLetter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequeueDeadLetter,
+                    request_deserializer=laneway_dot_v1_dot_admission__pb2.RequeueDeadLetterRequest.FromString,
+                    response_serializer=laneway_dot_v1_dot_admission__pb2.RequeueDeadLetterResponse.SerializeToString,
+            ),
+            'PurgeDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeDeadLetters,
+                    request_deserializer=laneway_dot_v1_dot_admission__pb2.PurgeDeadLettersRequest.FromString,
+                    response_serializer=laneway_dot_v1_dot_admission__pb2.PurgeDeadLettersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -400,6 +452,87 @@ class AdmissionService:
             '/laneway.v1.AdmissionService/Quote',
             laneway_dot_v1_dot_admission__pb2.QuoteRequest.SerializeToString,
             laneway_dot_v1_dot_admission__pb2.QuoteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laneway.v1.AdmissionService/ListDeadLetters',
+            laneway_dot_v1_dot_admission__pb2.ListDeadLettersRequest.SerializeToString,
+            laneway_dot_v1_dot_admission__pb2.ListDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequeueDeadLetter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laneway.v1.AdmissionService/RequeueDeadLetter',
+            laneway_dot_v1_dot_admission__pb2.RequeueDeadLetterRequest.SerializeToString,
+            laneway_dot_v1_dot_admission__pb2.RequeueDeadLetterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/laneway.v1.AdmissionService/PurgeDeadLetters',
+            laneway_dot_v1_dot_admission__pb2.PurgeDeadLettersRequest.SerializeToString,
+            laneway_dot_v1_dot_admission__pb2.PurgeDeadLettersResponse.FromString,
             options,
             channel_credentials,
             insecure,

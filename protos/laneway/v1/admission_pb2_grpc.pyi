@@ -54,6 +54,14 @@ class AdmissionServiceStub:
     """Cancels a job in any state and returns the state that results; idempotent."""
     Quote: _grpc.UnaryUnaryMultiCallable[_admission_pb2.QuoteRequest, _admission_pb2.QuoteResponse]
     """Says what would happen to a request without running it."""
+    ListDeadLetters: _grpc.UnaryUnaryMultiCallable[_admission_pb2.ListDeadLettersRequest, _admission_pb2.ListDeadLettersResponse]
+    """Lists jobs that were given up (AIP-158), newest first: the caller's own; operators see every tenant's."""
+    RequeueDeadLetter: _grpc.UnaryUnaryMultiCallable[_admission_pb2.RequeueDeadLetterRequest, _admission_pb2.RequeueDeadLetterResponse]
+    """Runs a job that was given up again, as a new detached job, and removes its dead letter. Repeated, it returns the
+    same new job.
+    """
+    PurgeDeadLetters: _grpc.UnaryUnaryMultiCallable[_admission_pb2.PurgeDeadLettersRequest, _admission_pb2.PurgeDeadLettersResponse]
+    """Removes dead letters for good. Their records stay until they expire."""
 
 @_typing.type_check_only
 class AdmissionServiceAsyncStub(AdmissionServiceStub):
@@ -81,6 +89,14 @@ class AdmissionServiceAsyncStub(AdmissionServiceStub):
     """Cancels a job in any state and returns the state that results; idempotent."""
     Quote: _aio.UnaryUnaryMultiCallable[_admission_pb2.QuoteRequest, _admission_pb2.QuoteResponse]  # type: ignore[assignment]
     """Says what would happen to a request without running it."""
+    ListDeadLetters: _aio.UnaryUnaryMultiCallable[_admission_pb2.ListDeadLettersRequest, _admission_pb2.ListDeadLettersResponse]  # type: ignore[assignment]
+    """Lists jobs that were given up (AIP-158), newest first: the caller's own; operators see every tenant's."""
+    RequeueDeadLetter: _aio.UnaryUnaryMultiCallable[_admission_pb2.RequeueDeadLetterRequest, _admission_pb2.RequeueDeadLetterResponse]  # type: ignore[assignment]
+    """Runs a job that was given up again, as a new detached job, and removes its dead letter. Repeated, it returns the
+    same new job.
+    """
+    PurgeDeadLetters: _aio.UnaryUnaryMultiCallable[_admission_pb2.PurgeDeadLettersRequest, _admission_pb2.PurgeDeadLettersResponse]  # type: ignore[assignment]
+    """Removes dead letters for good. Their records stay until they expire."""
 
 class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -153,5 +169,31 @@ class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admission_pb2.QuoteResponse, _abc.Awaitable[_admission_pb2.QuoteResponse]]:
         """Says what would happen to a request without running it."""
+
+    @_abc_1.abstractmethod
+    def ListDeadLetters(
+        self,
+        request: _admission_pb2.ListDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admission_pb2.ListDeadLettersResponse, _abc.Awaitable[_admission_pb2.ListDeadLettersResponse]]:
+        """Lists jobs that were given up (AIP-158), newest first: the caller's own; operators see every tenant's."""
+
+    @_abc_1.abstractmethod
+    def RequeueDeadLetter(
+        self,
+        request: _admission_pb2.RequeueDeadLetterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admission_pb2.RequeueDeadLetterResponse, _abc.Awaitable[_admission_pb2.RequeueDeadLetterResponse]]:
+        """Runs a job that was given up again, as a new detached job, and removes its dead letter. Repeated, it returns the
+        same new job.
+        """
+
+    @_abc_1.abstractmethod
+    def PurgeDeadLetters(
+        self,
+        request: _admission_pb2.PurgeDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admission_pb2.PurgeDeadLettersResponse, _abc.Awaitable[_admission_pb2.PurgeDeadLettersResponse]]:
+        """Removes dead letters for good. Their records stay until they expire."""
 
 def add_AdmissionServiceServicer_to_server(servicer: AdmissionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -12,7 +12,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JobRecord(_message.Message):
-    __slots__ = ("schema", "job_id", "tenant", "region", "model", "tier", "pool", "state", "attempt", "lineage", "starts", "clean", "owner", "door", "publish_by", "body_digest", "contract", "verdict", "checkpoint_index", "result", "error", "timings", "attached", "prompt_tokens", "max_tokens", "latest_start", "device_ms", "idempotency_key", "origin")
+    __slots__ = ("schema", "job_id", "tenant", "region", "model", "tier", "pool", "state", "attempt", "lineage", "starts", "clean", "owner", "door", "publish_by", "body_digest", "contract", "verdict", "checkpoint_index", "result", "error", "timings", "attached", "prompt_tokens", "max_tokens", "latest_start", "device_ms", "idempotency_key", "origin", "preemptions", "requeued_from", "result_object")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,9 @@ class JobRecord(_message.Message):
     DEVICE_MS_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUEUED_FROM_FIELD_NUMBER: _ClassVar[int]
+    RESULT_OBJECT_FIELD_NUMBER: _ClassVar[int]
     schema: int
     job_id: str
     tenant: str
@@ -71,29 +74,74 @@ class JobRecord(_message.Message):
     device_ms: int
     idempotency_key: str
     origin: str
-    def __init__(self, schema: _Optional[int] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., region: _Optional[str] = ..., model: _Optional[str] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., attempt: _Optional[int] = ..., lineage: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., starts: _Optional[int] = ..., clean: _Optional[int] = ..., owner: _Optional[str] = ..., door: _Optional[str] = ..., publish_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., contract: _Optional[_Union[_common_pb2.Contract, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., checkpoint_index: _Optional[int] = ..., result: _Optional[_Union[_task_pb2.Result, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.JobError, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., attached: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., latest_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., device_ms: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., origin: _Optional[str] = ...) -> None: ...
+    preemptions: int
+    requeued_from: str
+    result_object: ObjectRef
+    def __init__(self, schema: _Optional[int] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., region: _Optional[str] = ..., model: _Optional[str] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., attempt: _Optional[int] = ..., lineage: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., starts: _Optional[int] = ..., clean: _Optional[int] = ..., owner: _Optional[str] = ..., door: _Optional[str] = ..., publish_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., contract: _Optional[_Union[_common_pb2.Contract, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., checkpoint_index: _Optional[int] = ..., result: _Optional[_Union[_task_pb2.Result, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.JobError, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., attached: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., latest_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., device_ms: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., origin: _Optional[str] = ..., preemptions: _Optional[int] = ..., requeued_from: _Optional[str] = ..., result_object: _Optional[_Union[ObjectRef, _Mapping]] = ...) -> None: ...
+
+class ObjectRef(_message.Message):
+    __slots__ = ("name", "size_bytes", "sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size_bytes: int
+    sha256: bytes
+    def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("attempt", "start_index", "owner", "claimed_at")
+    __slots__ = ("attempt", "start_index", "owner", "claimed_at", "begun")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     START_INDEX_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_AT_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     start_index: int
     owner: str
     claimed_at: _timestamp_pb2.Timestamp
-    def __init__(self, attempt: _Optional[int] = ..., start_index: _Optional[int] = ..., owner: _Optional[str] = ..., claimed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    begun: bool
+    def __init__(self, attempt: _Optional[int] = ..., start_index: _Optional[int] = ..., owner: _Optional[str] = ..., claimed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., begun: _Optional[bool] = ...) -> None: ...
 
 class LaneMessage(_message.Message):
-    __slots__ = ("schema", "record", "task")
+    __slots__ = ("schema", "record", "task", "task_object")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    TASK_OBJECT_FIELD_NUMBER: _ClassVar[int]
     schema: int
     record: JobRecord
     task: _task_pb2.GenerateTask
-    def __init__(self, schema: _Optional[int] = ..., record: _Optional[_Union[JobRecord, _Mapping]] = ..., task: _Optional[_Union[_task_pb2.GenerateTask, _Mapping]] = ...) -> None: ...
+    task_object: ObjectRef
+    def __init__(self, schema: _Optional[int] = ..., record: _Optional[_Union[JobRecord, _Mapping]] = ..., task: _Optional[_Union[_task_pb2.GenerateTask, _Mapping]] = ..., task_object: _Optional[_Union[ObjectRef, _Mapping]] = ...) -> None: ...
+
+class Checkpoint(_message.Message):
+    __slots__ = ("schema", "job_id", "attempt", "from_index", "token_ids", "logprobs")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    FROM_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    schema: int
+    job_id: str
+    attempt: int
+    from_index: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[_task_pb2.TokenLogprob]
+    def __init__(self, schema: _Optional[int] = ..., job_id: _Optional[str] = ..., attempt: _Optional[int] = ..., from_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_task_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class StoredDeadLetter(_message.Message):
+    __slots__ = ("schema", "record", "message", "died_at")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DIED_AT_FIELD_NUMBER: _ClassVar[int]
+    schema: int
+    record: JobRecord
+    message: LaneMessage
+    died_at: _timestamp_pb2.Timestamp
+    def __init__(self, schema: _Optional[int] = ..., record: _Optional[_Union[JobRecord, _Mapping]] = ..., message: _Optional[_Union[LaneMessage, _Mapping]] = ..., died_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class TokenBatch(_message.Message):
     __slots__ = ("worker_id", "deltas")

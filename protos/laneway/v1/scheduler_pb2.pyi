@@ -12,7 +12,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Plan(_message.Message):
-    __slots__ = ("region", "epoch", "version", "made_at", "valid_until", "pools", "paused")
+    __slots__ = ("region", "epoch", "version", "made_at", "valid_until", "pools", "paused", "tenants")
     REGION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class Plan(_message.Message):
     VALID_UNTIL_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     region: str
     epoch: int
     version: int
@@ -27,7 +28,18 @@ class Plan(_message.Message):
     valid_until: _timestamp_pb2.Timestamp
     pools: _containers.RepeatedCompositeFieldContainer[PoolPlan]
     paused: _containers.RepeatedScalarFieldContainer[_common_pb2.Lane]
-    def __init__(self, region: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolPlan, _Mapping]]] = ..., paused: _Optional[_Iterable[_Union[_common_pb2.Lane, str]]] = ...) -> None: ...
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantDepth]
+    def __init__(self, region: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolPlan, _Mapping]]] = ..., paused: _Optional[_Iterable[_Union[_common_pb2.Lane, str]]] = ..., tenants: _Optional[_Iterable[_Union[TenantDepth, _Mapping]]] = ...) -> None: ...
+
+class TenantDepth(_message.Message):
+    __slots__ = ("tenant", "lane", "open")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    lane: _common_pb2.Lane
+    open: int
+    def __init__(self, tenant: _Optional[str] = ..., lane: _Optional[_Union[_common_pb2.Lane, str]] = ..., open: _Optional[int] = ...) -> None: ...
 
 class PoolPlan(_message.Message):
     __slots__ = ("pool", "workers", "slots", "free_slots", "kv_tokens", "free_kv_tokens", "prefill_tokens_per_s", "decode_tokens_per_s", "service_s", "desired_workers", "lanes")
