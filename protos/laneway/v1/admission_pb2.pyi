@@ -228,7 +228,7 @@ class QuoteResponse(_message.Message):
     def __init__(self, verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class DeadLetter(_message.Message):
-    __slots__ = ("job_id", "tenant", "model", "lane", "reason", "message", "died_at", "attempts", "requeueable", "prompt_tokens", "max_tokens", "labels")
+    __slots__ = ("job_id", "tenant", "model", "lane", "reason", "message", "died_at", "attempts", "requeueable", "prompt_tokens", "max_tokens", "labels", "requeued_from")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +248,7 @@ class DeadLetter(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    REQUEUED_FROM_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     tenant: str
     model: str
@@ -260,7 +261,8 @@ class DeadLetter(_message.Message):
     prompt_tokens: int
     max_tokens: int
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., lane: _Optional[_Union[_common_pb2.Lane, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., died_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[DeadAttempt, _Mapping]]] = ..., requeueable: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    requeued_from: str
+    def __init__(self, job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., lane: _Optional[_Union[_common_pb2.Lane, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., died_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[DeadAttempt, _Mapping]]] = ..., requeueable: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., requeued_from: _Optional[str] = ...) -> None: ...
 
 class DeadAttempt(_message.Message):
     __slots__ = ("attempt", "worker_id", "claimed_at")
