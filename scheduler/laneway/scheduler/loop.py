@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
 
 import structlog
 
@@ -15,6 +15,7 @@ from laneway.core.clock import Clock
 from laneway.core.fleet import Plan
 from laneway.core.lanes import Lane
 from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.clock import SYSTEM_RANDOM
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.plans import PlanView
 from laneway.runtime.records import RecordStore
@@ -32,7 +33,17 @@ _log = structlog.get_logger(__name__)
 class Scheduler:
     """One process's part. `watching` first, then `run`; everything else may be read at any time."""
 
-    def __init__(self, bus: Bus, settings: Settings, catalogue: Catalogue, clock: Clock) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        settings: Settings,
+        catalogue: Catalogue,
+        clock: Clock,
+        *,
+        connect: Callable[[str], Awaitable[Bus]] | None = None,
+        random: Random = SYSTEM_RANDOM,
+    ) -> None:
+        """`connect` makes one more connection of a given name, by default to the settings' NATS."""
         region = settings.region.name
         self.region = region
         self.catalogue = catalogue
@@ -41,15 +52,16 @@ class Scheduler:
         self.lead: Lead | None = None  # while this process leads
         self.decisions = DecisionLog()
         self.released: Counter[tuple[str, Lane]] = Counter()
-        self.records = RecordStore(bus, retention_s=settings.nats.retention_s, clock=clock)
+        self.records = RecordStore(bus, retention_s=settings.nats.retention_s, clock=clock, random=random)
         self.leases = LeaseWatcher(bus, region, clock)
         self.plans = PlanView(bus, region, clock, on_change=self._plan_changed)
         self.leadership = Leadership(
-            bus, region, clock, who=f"{bus.name}-{secrets.token_hex(8)}", ttl_s=settings.scheduler.leader_ttl_s
+            bus, region, clock, who=f"{bus.name}-{random.randbytes(8).hex()}", ttl_s=settings.scheduler.leader_ttl_s
         )
         self._look_now = asyncio.Event()
         self.pauses = Pauses(bus, region, self._look_now.set)
         self._settings = settings
+        self._connect = connect or self._connect_as_set
         self._lists: Bus  # for what would hold up others on the same connection; while watching
         self._plan_watchers: set[asyncio.Event] = set()
         self._stopped = False
@@ -59,7 +71,7 @@ class Scheduler:
         """Follows leases, plans and pauses, leading or not. Raises a BusError, or what keeps a second connection from
         being made (ConfigError, Unavailable)."""
         async with AsyncExitStack() as stack:
-            self._lists = await Bus.connect(self._settings.nats, name=f"{self.bus.name}-lists", role="scheduler")
+            self._lists = await self._connect(f"{self.bus.name}-lists")
             stack.push_async_callback(self._lists.close)
             stack.push_async_callback(self.leases.close)
             await self.leases.start()
@@ -67,6 +79,9 @@ class Scheduler:
             await self.plans.start()
             await stack.enter_async_context(self.pauses.watch())
             yield
+
+    async def _connect_as_set(self, name: str) -> Bus:
+        return await Bus.connect(self._settings.nats, name=name, role="scheduler")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Stands by and leads in turns until told to stop; streams of plans end then."""

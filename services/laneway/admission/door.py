@@ -80,7 +80,7 @@ class Door:
         self._deadlines: dict[Stream, asyncio.TimerHandle] = {}
         self._attach: dict[Stream, bool] = {}  # to attach at once; whether to replay
         self._flusher = Flusher(limits.hold, clock, self.__len__)
-        self._due: set[Stream] = set()  # whose record is to be read now
+        self._due: dict[Stream, None] = {}  # whose record is to be read now, in order
         self._attach_wake = asyncio.Event()
         self._due_wake = asyncio.Event()
         self._subscriptions: list[Subscription] = []
@@ -193,7 +193,7 @@ class Door:
             self._streams.pop(stream.record.job_id, None)
         self._attach.pop(stream, None)
         self._flusher.forget(stream)
-        self._due.discard(stream)
+        self._due.pop(stream, None)
         self._forget_deadline(stream)
         await self._bus.unsubscribe(self._outlets.pop(stream, None))
 
@@ -205,7 +205,7 @@ class Door:
     def check(self, stream: Stream) -> None:
         """Has the record read, now."""
         if not stream.ended and stream in self._streams.get(stream.record.job_id, ()):
-            self._due.add(stream)
+            self._due[stream] = None
             self._due_wake.set()
 
     def _attach_soon(self, stream: Stream, *, replay: bool) -> None:
@@ -339,7 +339,7 @@ class Door:
                 self.check(stream)
 
     async def _check_due(self) -> None:
-        due, self._due = self._due, set()
+        due, self._due = self._due, {}
         now_s = self._clock.monotonic()
         for stream in due:
             stream.checked_at_s = now_s

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +39,7 @@ from laneway.policy.lengths import LengthBook
 from laneway.runtime import metrics
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.catalogue import catalogue_of
-from laneway.runtime.clock import SystemClock
+from laneway.runtime.clock import SYSTEM_RANDOM, SystemClock
 from laneway.runtime.draining import Draining
 from laneway.runtime.grpc_server import GrpcServer
 from laneway.runtime.lanes import LaneStore
@@ -72,7 +71,7 @@ async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None 
         stack.push_async_callback(bus.close)
         if not await _region_exists(bus, settings.region.name, stop):
             return
-        house = await stack.enter_async_context(_house(settings, catalogue, bus, tokenizers, clock))
+        house = await stack.enter_async_context(open_house(settings, catalogue, bus, tokenizers, clock))
         server = GrpcServer(settings)
         service = AdmissionService(house.admission, catalogue, settings.policy, clock, house.chores, stop)
         server.add(SERVICE, lambda grpc: admission_pb2_grpc.add_AdmissionServiceServicer_to_server(service, grpc))
@@ -112,7 +111,7 @@ async def _region_exists(bus: Bus, region: str, stop: asyncio.Event) -> bool:
     return False
 
 
-async def _drain(server: GrpcServer, house: _House, drain_s: float) -> None:
+async def _drain(server: GrpcServer, house: House, drain_s: float) -> None:
     async with asyncio.TaskGroup() as group:
 
         async def end_streams() -> None:
@@ -124,7 +123,7 @@ async def _drain(server: GrpcServer, house: _House, drain_s: float) -> None:
         ending.cancel()
 
 
-class _House(Struct, frozen=True):
+class House(Struct, frozen=True):
     """What a running door consists of."""
 
     admission: Admission
@@ -142,13 +141,19 @@ class _House(Struct, frozen=True):
 
 
 @asynccontextmanager
-async def _house(
-    settings: Settings, catalogue: Catalogue, bus: Bus, tokenizers: dict[str, Tokenizer], clock: Clock
-) -> AsyncIterator[_House]:
+async def open_house(
+    settings: Settings,
+    catalogue: Catalogue,
+    bus: Bus,
+    tokenizers: dict[str, Tokenizer],
+    clock: Clock,
+    random: Random = SYSTEM_RANDOM,
+) -> AsyncIterator[House]:
+    """Builds a door and opens it; whoever opened it runs what keeps it (`keeping`)."""
     region, wanted = settings.region.name, settings.admission
-    door_id = f"door-{secrets.token_hex(6)}"
+    door_id = f"door-{random.randbytes(6).hex()}"
     chores, ledger, lengths = Chores(), Ledger(clock), LengthBook()
-    records = RecordStore(bus, retention_s=settings.nats.retention_s, clock=clock)
+    records = RecordStore(bus, retention_s=settings.nats.retention_s, clock=clock, random=random)
     lanes, leases = LaneStore(bus, region), LeaseWatcher(bus, region, clock)
     plans = PlanView(bus, region, clock, lambda plan: ledger.plan_arrived())
     storage = StorageWatch(lanes, clock, wanted.storage_poll_s)
@@ -157,7 +162,7 @@ async def _house(
     late_records = LateRecords(records, chores, clock)
     door = Door(door_id, bus, region, records, ender, leases, ledger, clock, door_limits(wanted))
     params = admit_params(settings.policy, wanted)
-    judge = Judge(region, plans, leases, ledger, storage, draining, params, clock, Random())
+    judge = Judge(region, plans, leases, ledger, storage, draining, params, clock, random)
     async with AsyncExitStack() as stack:
         threads = ThreadPoolExecutor(wanted.tokenizer_threads, thread_name_prefix="tokenizer")
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
@@ -185,12 +190,12 @@ async def _house(
             lengths,
             chores,
             clock,
-            secrets.token_bytes,
+            random.randbytes,
             wanted.publish_s_max,
             lambda: bus.connected,
         )
         ingest = Ingest(bus, region, records, admission, catalogue, settings.policy, clock, wanted.ingest_inflight)
-        yield _House(admission, door, late_records, storage, skew, draining, ingest, chores)
+        yield House(admission, door, late_records, storage, skew, draining, ingest, chores)
 
 
 async def _load_tokenizers(catalogue: Catalogue) -> dict[str, Tokenizer]:

@@ -20,6 +20,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
+from laneway.core.clock import Clock
 from laneway.core.errors import LanewayError
 from laneway.runtime import metrics
 from laneway.runtime.bus_errors import (
@@ -73,11 +74,12 @@ _refused = metrics.counter("laneway_bus_publish_failures_total", "Publishes not 
 class Bus:
     """One connection. All methods may be called concurrently from the loop that connected."""
 
-    def __init__(self, client: SafeClient, name: str, timeout_s: float) -> None:
+    def __init__(self, client: SafeClient, name: str, timeout_s: float, clock: Clock | None = None) -> None:
         self.nc = client
         self.js: JetStreamContext = client.jetstream()
         self.name = name
         self._timeout_s = timeout_s
+        self._clock = clock or SystemClock()
         self.reconnects = 0
         self._requests: Requests
         self._deaf_to: set[str] = set()  # subjects whose subscription was refused, until its caller is told
@@ -372,10 +374,9 @@ class Bus:
 
     async def server_skew_s(self) -> float:
         """NATS server time minus ours: what to add to our wall clock before comparing with schedules."""
-        clock = SystemClock()
-        before = clock.now()
+        before = self._clock.now()
         msg = await self.request("$SYS.REQ.USER.INFO", b"")
-        after = clock.now()
+        after = self._clock.now()
         stamp = msgspec.json.decode(msg.data)["server"]["time"]
         return datetime.fromisoformat(stamp).timestamp() - (before + after) / 2
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from collections.abc import Callable, Mapping
+from random import Random
 from typing import Any
 
 import nats.errors
@@ -13,6 +13,7 @@ from nats.aio.client import Client, Server
 from nats.aio.transport import TcpTransport
 
 from laneway.runtime.bus_errors import PayloadTooLarge
+from laneway.runtime.clock import SYSTEM_RANDOM
 
 RECONNECT_S_MAX = 2.0
 NO_TLS = "nats: the server does not ask for TLS"
@@ -181,7 +182,9 @@ class SafeClient(Client):
         self._pending_data_size = 0
 
 
-def redial(wait_s: float) -> Callable[[list[Server], dict[str, Any]], tuple[Server, float]]:
+def redial(
+    wait_s: float, random: Random = SYSTEM_RANDOM
+) -> Callable[[list[Server], dict[str, Any]], tuple[Server, float]]:
     """Which server to dial next and after how long: the least tried, jittered so that clients do not return in step."""
 
     def next_server(servers: list[Server], info: dict[str, Any]) -> tuple[Server, float]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import re
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from random import Random
 
 import structlog
 from msgspec import Struct
@@ -22,14 +21,15 @@ from laneway.core import subjects
 from laneway.core.clock import Clock
 from laneway.core.errors import JobNotFound
 from laneway.core.job import JobRecord
-from laneway.core.lanes import JobState
+from laneway.core.lanes import JobState, Lane
 from laneway.runtime.bus import Bus, BusError, NoAnswer, NoStream, NotConnected, PublishUnknown, WrongSequence
-from laneway.runtime.clock import SystemClock
+from laneway.runtime.clock import SYSTEM_RANDOM, SystemClock
 from laneway.runtime.following import follow
 from laneway.runtime.headers import (
     EXPECTED_SUBJECT_SEQUENCE,
     TTL,
     WRITE,
+    AckSubject,
     ack_sequence,
 )
 from laneway.runtime.reading import last_from_leader, last_message, subject_list
@@ -43,6 +43,7 @@ _log = structlog.get_logger(__name__)
 CREATE_ATTEMPTS = 5
 CHANGE_ATTEMPTS = 18  # about 9 s in all: a new stream leader takes 4 to 9 s
 
+_LANES = {lane.value: lane for lane in Lane}
 _KEYED_TAIL = re.compile(r"-[a-z2-7]{26}\Z")
 
 
@@ -68,6 +69,8 @@ class RecordHead(Struct, frozen=True):
     state: JobState
     deadline_s: float
     created_s: float = 0.0
+    lane: Lane | None = None  # None: written by a release that did not say
+    pending: int = 0  # records that the same reading will give after this one
 
 
 class _Read(Struct, frozen=True):
@@ -80,11 +83,19 @@ class _Read(Struct, frozen=True):
 class RecordStore:
     """Reads and writes job records. Safe to share; any number of processes may work on the same records."""
 
-    def __init__(self, bus: Bus, *, retention_s: float = RETENTION_S, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        retention_s: float = RETENTION_S,
+        clock: Clock | None = None,
+        random: Random = SYSTEM_RANDOM,
+    ) -> None:
         self._bus = bus
         self.retention_s = retention_s  # of a record, beyond its deadline
         self._clock = clock or SystemClock()
-        self._writer = secrets.token_hex(6)
+        self._random = random
+        self._writer = random.randbytes(6).hex()
         self._writes = 0
 
     # --- writes --------------------------------------------------------------------------------------
@@ -127,6 +138,7 @@ class RecordStore:
             subjects.H_RECORD_STATE: record.state.value,
             subjects.H_RECORD_DEADLINE: str(round(record.contract.deadline_s * 1000)),
             subjects.H_RECORD_CREATED: str(round(record.timings.created_s * 1000)),
+            subjects.H_RECORD_LANE: record.contract.lane.value,
         }
         subject = subjects.record(record.region, record.tenant, record.job_id)
         return await self._bus.store(subject, data or encode_record(record), headers, patient=patient)
@@ -159,7 +171,7 @@ class RecordStore:
         trouble: BusError | None = None
         for attempt in range(CHANGE_ATTEMPTS):
             if attempt:
-                await asyncio.sleep(random.uniform(0.5, 1.0) * min(1.0, 0.01 * 2**attempt))
+                await asyncio.sleep(self._random.uniform(0.5, 1.0) * min(1.0, 0.01 * 2**attempt))
             try:
                 if stored is None:
                     found = await self._read(region, tenant, job_id, leader=attempt > 0)
@@ -254,4 +266,6 @@ def head_of(msg: Msg) -> RecordHead | None:
     _, tenant, job_id = subjects.record_parts(msg.subject)
     deadline_s = int(headers.get(subjects.H_RECORD_DEADLINE, "0")) / 1000
     created_s = int(headers.get(subjects.H_RECORD_CREATED, "0")) / 1000
-    return RecordHead(tenant, job_id, ack_sequence(msg.reply), JobState(state), deadline_s, created_s)
+    lane = _LANES.get(headers.get(subjects.H_RECORD_LANE, ""))
+    at = AckSubject.parse(msg.reply)
+    return RecordHead(tenant, job_id, at.stream_sequence, JobState(state), deadline_s, created_s, lane, at.pending)

@@ -206,10 +206,6 @@ class MemoryBus(Bus):
 
     nc: MemoryClient
 
-    def __init__(self, client: MemoryClient, name: str, timeout_s: float, clock: Clock) -> None:
-        super().__init__(client, name, timeout_s)
-        self._clock = clock
-
     @classmethod
     async def to(
         cls, server: MemoryNats, clock: Clock, *, name: str = "test", request_timeout_s: float = REQUEST_TIMEOUT_S
@@ -222,7 +218,3 @@ class MemoryBus(Bus):
         bus._connecting = False
         await bus._requests.start()
         return bus
-
-    async def server_skew_s(self) -> float:
-        """As the original, which reads the operating system's clock."""
-        return self.nc._server.now() - self._clock.now()

@@ -8,8 +8,8 @@ terminal, and the lane message may be acknowledged; another owner's, and we say 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
+from random import Random
 
 import structlog
 
@@ -20,6 +20,7 @@ from laneway.core.errors import Code
 from laneway.core.job import JobError, JobRecord
 from laneway.core.lanes import JobState
 from laneway.runtime.bus import BusError, PayloadTooLarge, WrongSequence
+from laneway.runtime.clock import SYSTEM_RANDOM
 from laneway.runtime.records import RecordStore, StoredRecord
 from laneway.runtime.wire.records import UnreadableMessage, encode_record
 from laneway.workers import messages
@@ -42,12 +43,14 @@ class Endings:
         me: str,
         clock: Clock,
         payload_bytes_max: int,
+        random: Random = SYSTEM_RANDOM,
     ) -> None:
         self._records = records
         self._publish = publish
         self._me = me
         self._clock = clock
         self._payload_bytes_max = payload_bytes_max
+        self._random = random
 
     async def write(self, owned: StoredRecord, change: Change) -> StoredRecord | None:
         """The record after `change`, or the terminal one that somebody else wrote; None: another owns the job, or it
@@ -67,7 +70,7 @@ class Endings:
                 pass
             except BusError as error:
                 _log.warning("record_write_failed", job_id=owned.record.job_id, reason=error.reason)
-                backoff_s = await _back_off(backoff_s)
+                backoff_s = await _back_off(backoff_s, self._random)
             found = await self.read(owned.record)
             if found is None or found.record.state.terminal:
                 return found
@@ -89,7 +92,7 @@ class Endings:
                 return await self._records.get(record.region, record.tenant, record.job_id, leader=True)
             except BusError as error:
                 _log.warning("record_read_failed", job_id=record.job_id, reason=error.reason)
-                backoff_s = await _back_off(backoff_s)
+                backoff_s = await _back_off(backoff_s, self._random)
             except UnreadableMessage as error:
                 _log.error("record_unreadable", job_id=record.job_id, error=str(error))
                 return None
@@ -114,6 +117,6 @@ class Endings:
         return lambda record: jobs.fail(record, self._me, attempt, why, self._clock.now())
 
 
-async def _back_off(delay_s: float) -> float:
+async def _back_off(delay_s: float, random: Random) -> float:
     await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
     return min(BACKOFF_S_MAX, delay_s * 2)

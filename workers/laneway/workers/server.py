@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import secrets
 import socket
+from random import Random
 
 from laneway.core.catalogue import Capabilities, Pool
 from laneway.core.clock import Clock
@@ -19,7 +19,7 @@ from laneway.policy.pull import PullParams
 from laneway.runtime import metrics
 from laneway.runtime.bus import Bus
 from laneway.runtime.catalogue import catalogue_of
-from laneway.runtime.clock import SystemClock
+from laneway.runtime.clock import SYSTEM_RANDOM, SystemClock
 from laneway.runtime.lifecycle import announce_ready
 from laneway.runtime.settings import PolicySettings, Settings
 from laneway.runtime.tokenizer import load_tokenizer
@@ -53,7 +53,7 @@ async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None 
             await bus.close()
 
 
-def options_of(settings: Settings) -> WorkerOptions:
+def options_of(settings: Settings, random: Random = SYSTEM_RANDOM) -> WorkerOptions:
     """What the settings mean for this process, which gets a new incarnation."""
     catalogue = catalogue_of(settings)
     name = settings.worker.pool or catalogue.pools[0].name
@@ -65,7 +65,7 @@ def options_of(settings: Settings) -> WorkerOptions:
     return WorkerOptions(
         region=settings.region.name,
         name=worker_name,
-        worker_id=f"{worker_name[: TOKEN_LENGTH_MAX - 9]}-{secrets.token_hex(4)}",
+        worker_id=f"{worker_name[: TOKEN_LENGTH_MAX - 9]}-{random.randbytes(4).hex()}",
         pool=pool,
         pull=pull_params(settings.policy, settings.worker.slots or pool.slots),
         ack_wait_s=settings.nats.ack_wait_s,

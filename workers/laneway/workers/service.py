@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Coroutine, Mapping
+from random import Random
 from typing import Any
 
 import structlog
@@ -23,6 +24,7 @@ from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import PullParams
 from laneway.runtime.bells import Bell
 from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.clock import SYSTEM_RANDOM
 from laneway.runtime.leases import LeaseKeeper, LeaseWatcher
 from laneway.runtime.link import LinkWatch
 from laneway.runtime.plans import PlanView
@@ -76,6 +78,7 @@ class Worker:
         make_engine: Callable[[], Engine],
         token_bytes: Callable[[int], bytes],
         clock: Clock,
+        random: Random = SYSTEM_RANDOM,
     ) -> None:
         self._bus = bus
         self._options = options
@@ -91,9 +94,9 @@ class Worker:
         self._dropped = 0  # token messages, as the metric has them
         self.sequences = Sequences(clock, self._look_at_lease, self._stepped)
         self.engine = EngineKeeper(make_engine, self.sequences, clock, self._engine_changed)
-        records = RecordStore(bus, retention_s=options.retention_s, clock=clock)
+        records = RecordStore(bus, retention_s=options.retention_s, clock=clock, random=random)
         claims = Claims(records, me, clock, self._watcher.alive)
-        endings = Endings(records, bus.emit, me, clock, bus.payload_bytes_max)
+        endings = Endings(records, bus.emit, me, clock, bus.payload_bytes_max, random)
         self._disposal = Disposal(claims, endings, clock)
         self._bench = Bench(
             worker_id=me,
