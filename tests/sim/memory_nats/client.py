@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
@@ -23,19 +24,19 @@ from tests.sim.memory_nats.server import MemoryNats
 MAX_PAYLOAD_BYTES = 1024 * 1024  # the real server's default
 REQUEST_TIMEOUT_S = 2.0
 
-_names = itertools.count(1)
-
 
 class Pipe:
     """One direction of a connection: in order, and never in the turn of the loop in which something was sent.
 
     The faults: `hold` keeps what comes until `free`; `copies` says how often each frame arrives (0: it is lost);
-    `delay_s` how long it is on its way, behind what was sent before it.
+    `delay_s` how long it is on its way, behind what was sent before it. What arrives is handled in `context`: whoever
+    sent it may be dead or stopped by then.
     """
 
-    def __init__(self, carry: Callable[..., None], ready: Callable[[], bool]) -> None:
+    def __init__(self, carry: Callable[..., None], ready: Callable[[], bool], context: contextvars.Context) -> None:
         self._carry = carry
         self._ready = ready
+        self._context = context
         self._frames: deque[tuple[float, tuple[Any, ...]]] = deque()  # with the loop's time at which each arrives
         self._held = False
         self._handle: asyncio.Handle | None = None
@@ -63,7 +64,10 @@ class Pipe:
         if self._frames and self._handle is None:
             loop = asyncio.get_running_loop()
             after_s = self._frames[0][0] - loop.time()
-            self._handle = loop.call_later(after_s, self._arrive) if after_s > 0.0 else loop.call_soon(self._arrive)
+            if after_s > 0.0:
+                self._handle = loop.call_later(after_s, self._arrive, context=self._context)
+            else:
+                self._handle = loop.call_soon(self._arrive, context=self._context)
 
     def _arrive(self) -> None:
         self._handle = None
@@ -83,7 +87,7 @@ class MemoryClient(SafeClient):
         super().__init__()
         self._server = server
         self._inboxes = itertools.count(1)
-        self._number = next(_names)
+        self._number = server.next_client()
         self._unsent: list[tuple[str, bytes, Headers, str]] = []  # published while there was no connection
         self.lost: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.regained: Callable[[], Coroutine[Any, Any, None]] | None = None
@@ -91,8 +95,8 @@ class MemoryClient(SafeClient):
         self._losing: asyncio.Task[None] | None = None
         self._max_payload = MAX_PAYLOAD_BYTES
         self._status = SafeClient.CONNECTED
-        self.to_server = Pipe(self._at_server, lambda: server.running and not server.paused)
-        self.to_client = Pipe(self._at_client, lambda: True)
+        self.to_server = Pipe(self._at_server, lambda: server.running and not server.paused, contextvars.Context())
+        self.to_client = Pipe(self._at_client, lambda: True, contextvars.copy_context())
         server.clients.append(self)
 
     def new_inbox(self) -> str:
@@ -165,6 +169,18 @@ class MemoryClient(SafeClient):
             self._server.unsubscribe(self)
             self._losing = self._tell(self.lost)
 
+    def vanish(self, *, unsent: bool) -> None:
+        """The process was killed: nothing more leaves it, and it hears nothing. `unsent`: what it sent last is lost."""
+        self._status = SafeClient.CLOSED
+        self.to_client.clear()
+        self.to_client.hold()
+        if unsent:
+            self.to_server.clear()
+        self.to_server.free()
+        self.to_server.put("UNSUB")
+        if self in self._server.clients:
+            self._server.clients.remove(self)
+
     def mend(self) -> None:
         """Connected again: subscriptions first, then what was published meanwhile."""
         if self._status != SafeClient.RECONNECTING or not self._server.running:
@@ -202,7 +218,7 @@ class MemoryClient(SafeClient):
 
 
 class MemoryBus(Bus):
-    """A Bus on a MemoryNats. `clock` is this process's, for its skew against the server's."""
+    """A Bus on a MemoryNats."""
 
     nc: MemoryClient
 
@@ -211,7 +227,7 @@ class MemoryBus(Bus):
         cls, server: MemoryNats, clock: Clock, *, name: str = "test", request_timeout_s: float = REQUEST_TIMEOUT_S
     ) -> Self:
         client = MemoryClient(server)
-        bus = cls(client, name, request_timeout_s, clock)
+        bus = cls(client, name, request_timeout_s)
         client.lost, client.regained = bus._disconnected, bus._reconnected
         bus._requests = Requests(client, client.new_inbox())
         bus._up.set()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from laneway.runtime import headers as names
 from tests.sim.memory_nats.api import Api
 from tests.sim.memory_nats.matching import literal, matches
-from tests.sim.memory_nats.messages import Headers, Refused, rfc3339
+from tests.sim.memory_nats.messages import Headers, Refused, Stored, rfc3339
 from tests.sim.memory_nats.stream import Stream
 from tests.sim.memory_nats.timers import LoopDriver, Timers, WallClock
 
@@ -47,8 +47,12 @@ class MemoryNats:
         self.paused = False
         self._api = Api(self)
         self._exact: dict[str, list[Subscribed]] = {}
-        self._wild: list[Subscribed] = []
+        self._below: dict[str, list[Subscribed]] = {}  # `a.b.*` and `a.b.>`, by `a.b`
+        self._wild: list[Subscribed] = []  # all others with a wildcard
         self._turn = 0  # of the members of a queue group
+        self._numbers = 0  # of clients
+        self.on_stored: Callable[[Stored], None] = lambda message: None  # for whoever looks on
+        self.on_removed: Callable[[Stored], None] = lambda message: None
 
     # --- time and life -------------------------------------------------------------------------------
 
@@ -104,10 +108,16 @@ class MemoryNats:
 
     # --- subscriptions -------------------------------------------------------------------------------
 
+    def next_client(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
     def subscribe(self, client: MemoryClient, sid: int, pattern: str, queue: str) -> None:
         subscribed = Subscribed(client, sid, pattern, queue)
         if literal(pattern):
             self._exact.setdefault(pattern, []).append(subscribed)
+        elif (stem := pattern.rpartition(".")[0]) and literal(stem):
+            self._below.setdefault(stem, []).append(subscribed)
         else:
             self._wild.append(subscribed)
 
@@ -118,14 +128,24 @@ class MemoryNats:
             return subscribed.client is not client or sid not in (None, subscribed.sid)
 
         self._wild = [subscribed for subscribed in self._wild if stays(subscribed)]
-        kept = {pattern: [each for each in found if stays(each)] for pattern, found in self._exact.items()}
-        self._exact = {pattern: found for pattern, found in kept.items() if found}
+        for index in (self._exact, self._below):
+            for key, found in tuple(index.items()):
+                if any(each.client is client for each in found):
+                    index[key] = [each for each in found if stays(each)]
+                    if not index[key]:
+                        del index[key]
 
     def has_interest(self, subject: str) -> bool:
         return any(self._listeners(subject))
 
     def _listeners(self, subject: str) -> Iterator[Subscribed]:
         yield from self._exact.get(subject, ())
+        at = subject.find(".")
+        while at >= 0:
+            for subscribed in self._below.get(subject[:at], ()):
+                if matches(subscribed.pattern, subject):
+                    yield subscribed
+            at = subject.find(".", at + 1)
         for subscribed in self._wild:
             if matches(subscribed.pattern, subject):
                 yield subscribed

@@ -146,6 +146,7 @@ class Stream:
         if message.headers.get(names.SCHEDULE_NEXT) == "purge":
             self.purge(message.headers.get(names.SCHEDULER, ""))
         self._republish(message)
+        self._nats.on_stored(message)
         for consumer in tuple(self.consumers.values()):
             consumer.arrived(message)
 
@@ -207,6 +208,7 @@ class Stream:
             return
         for timer in message.timers:
             timer.cancel()
+        self._nats.on_removed(message)
         self.size_bytes -= message.size_bytes
         own = self.by_subject[message.subject]
         del own[sequence]

@@ -1,6 +1,7 @@
 """What is to happen at a time: a heap that somebody else's clock empties."""
 
 import asyncio
+import contextvars
 import heapq
 import itertools
 from collections.abc import Callable
@@ -77,6 +78,7 @@ class LoopDriver:
         self._clock = clock
         self._run_due = run_due
         self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()  # not that of whoever asks for an event
         self._handle: asyncio.TimerHandle | None = None
         timers.on_earlier = self._arm
         self._arm()
@@ -88,7 +90,8 @@ class LoopDriver:
         next_s = self._timers.next_s()
         if next_s is not None:
             # From a turn of its own: an event must not happen in the middle of what asked for it.
-            self._handle = self._loop.call_later(max(0.0, next_s - self._clock.now()), self._run)
+            after_s = max(0.0, next_s - self._clock.now())
+            self._handle = self._loop.call_later(after_s, self._run, context=self._context)
 
     def _run(self) -> None:
         self._handle = None
