@@ -19,8 +19,10 @@ from laneway.runtime.catalogue import capabilities_of
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.tokenizer import Tokenizer, load_tokenizer
 from laneway.workers.engines.host import EngineGone, ProcessEngine
-from laneway.workers.engines.protocol import EngineCapacity
+from laneway.workers.engines.protocol import Engine, EngineCapacity
 from laneway.workers.engines.registry import spec_of
+from laneway.workers.engines.simulated import make_core
+from laneway.workers.engines.simulated_inline import InlineEngine
 from laneway.workers.text import TextAssembler
 from tests.support.engines import Heard, RecordingSink
 
@@ -56,7 +58,7 @@ def pool_of(engine: str, tokenizer: str) -> Pool:
 
 @dataclass
 class UnderTest:
-    engine: ProcessEngine
+    engine: Engine
     sink: RecordingSink
     capacity: EngineCapacity
     tokenizer: Tokenizer
@@ -78,7 +80,7 @@ async def t(request: pytest.FixtureRequest) -> AsyncIterator[UnderTest]:
     assert kind is not None
     assert issubclass(kind, EngineContract)
     pool = pool_of(kind.engine, kind.tokenizer)
-    engine, sink = ProcessEngine(spec_of(pool, kind.options)), RecordingSink()
+    engine, sink = kind.make(pool), RecordingSink()
     capacity = await engine.start(sink)
     yield UnderTest(engine, sink, capacity, load_tokenizer(kind.tokenizer), kind.long_prompt)
     assert await engine.drain(20.0)
@@ -91,6 +93,19 @@ class EngineContract:
     tokenizer: ClassVar[str]
     options: ClassVar[EngineOptions]
     long_prompt: ClassVar[int]
+
+    @classmethod
+    def make(cls, pool: Pool) -> Engine:
+        return ProcessEngine(spec_of(pool, cls.options))
+
+    def kill(self, engine: Any) -> str:
+        """Ends it without its consent; returns what must be in the reason."""
+        os.kill(engine.process_id, signal.SIGKILL)
+        return "SIGKILL"
+
+    def interrupt(self, engine: Any) -> None:
+        """As a terminal's Ctrl-C does, which must not end it."""
+        os.kill(engine.process_id, signal.SIGINT)
 
     async def test_tokens_come_step_by_step_and_end_once(self, t: UnderTest):
         heard = await t.run(t.prompt(QUESTIONS[0]), 12, logprobs=True)
@@ -312,17 +327,16 @@ class EngineContract:
 
     async def test_a_killed_engine_is_told_of_once(self):
         pool = pool_of(self.engine, self.tokenizer)
-        engine, sink = ProcessEngine(spec_of(pool, self.options)), RecordingSink()
+        engine, sink = self.make(pool), RecordingSink()
         await engine.start(sink)
         try:
-            assert engine.process_id is not None
-            os.kill(engine.process_id, signal.SIGINT)  # a terminal's Ctrl-C must not end it
+            self.interrupt(engine)
             prompt = load_tokenizer(self.tokenizer).encode(QUESTIONS[0])
             live = sink.submit(engine, prompt, 1500)
             await sink.until(lambda: len(sink.heard[live].ids) >= 2)
-            os.kill(engine.process_id, signal.SIGKILL)
+            why = self.kill(engine)
             await sink.until(lambda: sink.closed)
-            assert "SIGKILL" in sink.closed[0]
+            assert why in sink.closed[0]
             with pytest.raises(EngineGone):
                 sink.submit(engine, prompt, 5)
             assert engine.stats().running == 0
@@ -341,6 +355,23 @@ class TestSimulated(EngineContract):
     options = EngineOptions(pace_s=0.002, alphabet="unicode", eos_mean_tokens=30.0, prefill_chunk_tokens=64)
     long_prompt = 2000
     wide_prompt = "any"
+
+
+class TestSimulatedInline(TestSimulated):
+    """The same core on the worker's own loop, as simulations run it."""
+
+    @classmethod
+    def make(cls, pool: Pool) -> Engine:
+        spec = spec_of(pool, cls.options)
+        core = make_core(spec.capacity, frozenset(spec.eos_ids), spec.options)
+        return InlineEngine(core, spec.capabilities)
+
+    def kill(self, engine: Any) -> str:
+        engine.crash("told to")
+        return "told to"
+
+    def interrupt(self, engine: Any) -> None:
+        """It has no process of its own."""
 
 
 @pytest.mark.model
