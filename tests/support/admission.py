@@ -21,7 +21,6 @@ from laneway.core.job import JobRecord, Result, Usage, claim, fail, succeed
 from laneway.core.lanes import LANES, FinishReason, JobState, Lane
 from laneway.runtime.auth import Caller
 from laneway.runtime.bus import Bus, WrongSequence
-from laneway.runtime.catalogue import catalogue_of
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.grpc_errors import from_rpc_error
 from laneway.runtime.lanes import LaneStore
@@ -36,7 +35,8 @@ from laneway.v1 import admission_pb2 as pb
 from laneway.v1 import admission_pb2_grpc, bus_pb2, common_pb2, task_pb2
 from laneway.workers import messages
 from laneway.workers.messages import CancelHint, DoorBeat, parse_control
-from tests.support.nats import POOL, REGION, connected, eventually, nats_settings, provision_region
+from tests.support.nats import POOL, REGION, connected, eventually, nats_settings
+from tests.support.scheduling import provision_for
 
 CLOCK = SystemClock()
 TENANT = "default"  # of callers on this host where no tokens are configured
@@ -134,7 +134,7 @@ async def gate(server: LocalNats, folder: Path, settings: Settings | None = None
     process = msgspec.structs.replace(settings.process, ready_file=str(ready_file))
     settings = msgspec.structs.replace(settings, process=process)
     async with connected(server) as bus:
-        await provision_region(bus, catalogue_of(settings))
+        await provision_for(bus, settings)
         stop = asyncio.Event()
         task = asyncio.ensure_future(serve(settings, stop))
 

@@ -2,6 +2,7 @@
 
 from laneway.admission.ledger import Ledger
 from laneway.core.clock import ManualClock
+from laneway.core.fleet import Plan
 from laneway.policy.eta import Load
 
 
@@ -29,7 +30,7 @@ def test_a_job_that_the_plan_shows_may_end_after_it():
     ledger = Ledger(clock)
     ledger.add("p", "a", Load(jobs=1), 1000.0)
     clock.advance(1.0)
-    ledger.plan_arrived()
+    ledger.plan_arrived(Plan("local"))
     assert ledger.since("p", 1000.0).jobs == 0
     ledger.ended("a")
     assert ledger.since("p", 1000.0).jobs == -1

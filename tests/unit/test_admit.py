@@ -1,5 +1,6 @@
 """Verdicts: what is accepted can be kept, what is refused says why and when to come back."""
 
+import dataclasses
 import math
 
 import pytest
@@ -8,7 +9,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from laneway.core.catalogue import Capabilities, Pool
-from laneway.core.errors import Infeasible, InvalidRequest, LaneSaturated, RegionNotAllowed, StorageFull, Unavailable
+from laneway.core.errors import (
+    Infeasible,
+    InvalidRequest,
+    LaneSaturated,
+    RegionNotAllowed,
+    StorageFull,
+    TenantLimit,
+    Unavailable,
+)
 from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
 from laneway.core.job import Contract, GenerateTask, Sampling
 from laneway.core.lanes import LANES, PARKING_LANES, Lane, VerdictKind
@@ -48,6 +57,10 @@ def candidate(pool: Pool = POOL, prompt: int = 100, tokens: int = 50) -> Candida
     return Candidate(pool, prompt, tokens, tokens, tokens)
 
 
+def replace_params(**changes) -> AdmitParams:
+    return dataclasses.replace(PARAMS, **changes)
+
+
 def seconds(span_s: float | None) -> float:
     assert span_s is not None
     return span_s
@@ -71,6 +84,21 @@ def test_an_idle_pool_takes_every_lane_at_once():
         assert (decision.verdict.kind, decision.placement) == (VerdictKind.ACCEPTED, Placement.READY), lane
         assert decision.verdict.reason == "LANE_OPEN"
         assert decision.verdict.completion_eta_s == pytest.approx(100 / 1000 + 50 / 50)
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_tenant_has_as_many_open_jobs_in_a_lane_as_it_may_and_no_more(lane: Lane):
+    params = replace_params(tenant_jobs_max={lane: 5})
+    ask = Ask(contract(lane, due_s=600), (candidate(),), "local")
+    at = [Situation({"chat-small": PoolView(IDLE)}, NOW, 0.4, 0.1, tenant_open=count) for count in (4, 5)]
+    assert admit(ask, at[0], params).refusal is None
+    refused = admit(ask, at[1], params)
+    assert refused.refusal is TenantLimit
+    error = refused.error()
+    assert (error.reason, error.facts["quota"], error.facts["limit"]) == ("TENANT_LIMIT", "tenant_jobs_max", "5")
+    assert seconds(error.retry_after_s) >= params.retry_s_min
+    assert admit(ask, at[1], replace_params(tenant_jobs_max={lane: 0})).refusal is None, "0 is no limit"
+    assert admit(ask, at[1], PARAMS).refusal is None
 
 
 def test_a_region_that_is_not_allowed_is_named():

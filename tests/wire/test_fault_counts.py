@@ -9,15 +9,28 @@ from typing import Any
 
 import msgspec
 
-from laneway.core.errors import DeadlineExceeded, EngineFailed, InvalidRequest, LanewayError
+from laneway.core.errors import DeadlineExceeded, EngineFailed, InvalidRequest, LanewayError, TenantLimit
+from laneway.core.job import claim
 from laneway.core.lanes import JobState, Lane
 from laneway.runtime import metrics
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.grpc_errors import job_error_of
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.settings import GrpcSettings
-from tests.support.admission import Gate, admission_settings, error_of_call, generate, open_gate, opening, rest, text_of
-from tests.support.nats import eventually
+from tests.support.admission import (
+    CLOCK,
+    Gate,
+    Held,
+    PuppetWorker,
+    admission_settings,
+    error_of_call,
+    generate,
+    open_gate,
+    opening,
+    rest,
+    text_of,
+)
+from tests.support.nats import REGION, eventually
 from tests.support.worker import ids_of, yard
 
 TIMES = 10
@@ -95,3 +108,56 @@ async def test_a_door_admits_as_many_calls_after_ten_of_each_bad_end(nats_server
         assert [text_of(await rest(call)) for call in last] == ["ok"] * TIMES
         await eventually(quiet)
         assert await door.messages() == 0
+
+
+async def test_a_tenant_has_all_its_streams_after_ten_of_each_bad_end(nats_server: LocalNats, tmp_path: Path):
+    settings = admission_settings(nats_server, queue_length=4 * TIMES, tenant_streams_max=TIMES)
+    quick = msgspec.structs.replace(settings.nats, ack_wait_priority_s=1.0)
+    settings = msgspec.structs.replace(settings, nats=quick)
+    async with open_gate(nats_server, tmp_path, settings) as (door, worker):
+        for call in (left := await all_at_once(door)):
+            await opening(call)
+        for call in left:
+            call.cancel()
+        assert await errors_of(await all_at_once(door, model="nothing")) == {InvalidRequest}
+        assert await errors_of(await all_at_once(door, due_s=1.2)) == {DeadlineExceeded}
+        failing = await all_at_once(door)
+        for call in failing:
+            await opening(call)
+        for _ in failing:
+            await worker.fail(await worker.take(), job_error_of(EngineFailed("the engine failed")))
+        assert {error.reason for error in await asyncio.gather(*map(error_of_call, failing))} == {"ENGINE_FAILED"}
+
+        orphans = await all_at_once(door)
+        for call in orphans:
+            await opening(call)
+        async with PuppetWorker(door.bus, "dies").alive() as victim:
+            for _ in orphans:
+                await victim.take()
+        for _ in orphans:  # each comes again, its worker having died in the middle
+            await worker.finish(await taken_over(door, worker), "ok")
+        assert [text_of(await rest(call)) for call in orphans] == ["ok"] * TIMES
+
+        last = await all_at_once(door)
+        for call in last:
+            await opening(call)
+        refused = await error_of_call(door.stub.Generate(generate()))
+        assert isinstance(refused, TenantLimit), "no more than the limit, and no fewer"
+        assert refused.retry_after_s is not None
+        for _ in last:
+            await worker.finish(await worker.take(), "ok")
+        assert [text_of(await rest(call)) for call in last] == ["ok"] * TIMES
+        await eventually(quiet)
+        assert await door.messages() == 0
+
+
+async def taken_over(door: Gate, worker: PuppetWorker) -> Held:
+    """A job that another worker left, by `worker`, which knows that its owner is dead."""
+    delivery = await worker.pull()
+    record = delivery.job.record
+    changed = await door.records.change(
+        REGION, record.tenant, record.job_id, lambda found: claim(found, worker.id, CLOCK.now(), owner_is_dead=True)
+    )
+    held = Held(delivery, changed)
+    await worker.announce(held)
+    return held

@@ -12,7 +12,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Plan(_message.Message):
-    __slots__ = ("region", "epoch", "version", "made_at", "valid_until", "pools", "paused", "tenants", "records_sequence")
+    __slots__ = ("region", "epoch", "version", "made_at", "valid_until", "pools", "paused", "tenants", "counted_before")
     REGION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -21,7 +21,7 @@ class Plan(_message.Message):
     POOLS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     region: str
     epoch: int
     version: int
@@ -30,8 +30,8 @@ class Plan(_message.Message):
     pools: _containers.RepeatedCompositeFieldContainer[PoolPlan]
     paused: _containers.RepeatedScalarFieldContainer[_common_pb2.Lane]
     tenants: _containers.RepeatedCompositeFieldContainer[TenantDepth]
-    records_sequence: int
-    def __init__(self, region: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolPlan, _Mapping]]] = ..., paused: _Optional[_Iterable[_Union[_common_pb2.Lane, str]]] = ..., tenants: _Optional[_Iterable[_Union[TenantDepth, _Mapping]]] = ..., records_sequence: _Optional[int] = ...) -> None: ...
+    counted_before: int
+    def __init__(self, region: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolPlan, _Mapping]]] = ..., paused: _Optional[_Iterable[_Union[_common_pb2.Lane, str]]] = ..., tenants: _Optional[_Iterable[_Union[TenantDepth, _Mapping]]] = ..., counted_before: _Optional[int] = ...) -> None: ...
 
 class TenantDepth(_message.Message):
     __slots__ = ("tenant", "lane", "open")

@@ -133,6 +133,13 @@ class StorageFull(LaneSaturated):
     default_reason = "STORAGE_FULL"
 
 
+class TenantLimit(LaneSaturated):
+    """The tenant has as many jobs or streams as it may have at a time."""
+
+    row = ErrorRow(Code.RESOURCE_EXHAUSTED, 429, True, "tenant_limit")
+    default_reason = "TENANT_LIMIT"
+
+
 class Infeasible(LanewayError):
     """The contract cannot be met at all: deadline, cost cap or tier rule it out."""
 

@@ -74,6 +74,14 @@ class PoolPlan(Struct, frozen=True):
         return LanePlan(lane)
 
 
+class TenantDepth(Struct, frozen=True):
+    """Jobs of a tenant in a lane that were accepted and have not ended."""
+
+    tenant: str
+    lane: Lane
+    open: int
+
+
 class Plan(Struct, frozen=True):
     region: str
     epoch: int = 0
@@ -82,6 +90,8 @@ class Plan(Struct, frozen=True):
     valid_until_s: float = 0.0  # Unix seconds; a reader whose last plan is older than this span is conservative
     pools: tuple[PoolPlan, ...] = ()
     paused: frozenset[Lane] = frozenset()
+    tenants: tuple[TenantDepth, ...] = ()  # those near their limits: policy.tenants
+    counted_before: int = 0  # `tenants` counts the writes of records below this sequence; 0: they are not counted
 
     def pool(self, name: str) -> PoolPlan:
         for plan in self.pools:

@@ -24,6 +24,7 @@ H_RELEASED_BY = "Laneway-Released-By"
 H_RECORD_STATE = "Laneway-State"  # a JobState
 H_RECORD_DEADLINE = "Laneway-Deadline"  # Unix ms
 H_RECORD_CREATED = "Laneway-Created"  # Unix ms
+H_RECORD_LANE = "Laneway-Lane"  # a Lane; older releases write none
 
 
 # As many tokens as one likes: one match for a whole subject.

@@ -3,9 +3,9 @@
 Decides from values alone: the contract, what each candidate pool looks like, the time and one random number for the
 jitter of retry times. Never decides about quotas, identities or malformed requests; those were settled before.
 
-The order: the allowed regions, whether this one takes new work, the storage, then each candidate tier from the
-cheapest (what it can never do: cost, KV, deadline on an idle pool; then its load), the first that fits wins; otherwise
-the refusal that can be retried soonest.
+The order: the allowed regions, whether this one takes new work, the storage, what the tenant has open already, then
+each candidate tier from the cheapest (what it can never do: cost, KV, deadline on an idle pool; then its load), the
+first that fits wins; otherwise the refusal that can be retried soonest.
 """
 
 from __future__ import annotations
@@ -15,9 +15,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from laneway.core.catalogue import Pool
-from laneway.core.errors import Infeasible, LaneSaturated, LanewayError, RegionNotAllowed, StorageFull, Unavailable
+from laneway.core.errors import (
+    Infeasible,
+    LaneSaturated,
+    LanewayError,
+    RegionNotAllowed,
+    StorageFull,
+    TenantLimit,
+    Unavailable,
+)
 from laneway.core.job import Contract, Verdict
 from laneway.core.lanes import Lane, VerdictKind
 from laneway.policy import eta as etas
@@ -42,6 +51,8 @@ class AdmitParams:
     stale_factor: float = 2.0
     storage_max: float = 0.8
     storage_retry_s: float = 2.0
+    tenant_jobs_max: Mapping[Lane, int] = field(default_factory=dict)  # open jobs of one tenant; 0: no limit
+    tenant_retry_s: float = 1.0  # to begin with: doors hear of ends with a plan, some times a second
     ttft_default_s: Mapping[Lane, float] = field(default_factory=dict)
 
 
@@ -70,6 +81,7 @@ class Situation(Struct, frozen=True):
     storage_used: float | None  # 0 .. 1; None: unknown
     refusing: frozenset[str] = frozenset()  # pools whose last priority answer was a refusal
     draining: bool = False  # an operator keeps new work out of the region
+    tenant_open: int = 0  # the tenant's open jobs in the contract's lane
 
 
 class Placement(StrEnum):
@@ -89,12 +101,13 @@ class Decision(Struct, frozen=True):
     device_s: float = 0.0
     service_s: float = 0.0
     refusal: type[LanewayError] | None = None
+    quota: Mapping[str, str] = {}  # of a refusal for a limit: its name and what it is compared with
 
     def error(self) -> LanewayError:
         """The refusal as the caller meets it."""
         assert self.refusal is not None, "the request was not refused"
         verdict = self.verdict
-        facts = {"lane": verdict.lane.value, "pool": verdict.pool}
+        facts = {"lane": verdict.lane.value, "pool": verdict.pool, **self.quota}
         if verdict.ttft_eta_s is not None:
             facts["eta_ms"] = str(round(verdict.ttft_eta_s * 1000))
         return self.refusal(verdict.message, reason=verdict.reason, retry_after_s=verdict.retry_after_s, facts=facts)
@@ -120,6 +133,14 @@ def admit(ask: Ask, situation: Situation, params: AdmitParams) -> Decision:
             ask, first, contract, StorageFull, "STORAGE_FULL", f"the queue's storage use is {share}",
             retry_s=_retry(params.storage_retry_s, situation, params),
         )  # fmt: skip
+    most = params.tenant_jobs_max.get(contract.lane, 0)
+    if most and situation.tenant_open >= most:
+        refusal = _refused(
+            ask, first, contract, TenantLimit, "TENANT_LIMIT",
+            f"the tenant has {situation.tenant_open} open jobs in this lane, and may have {most}",
+            retry_s=_retry(params.tenant_retry_s, situation, params),
+        )  # fmt: skip
+        return replace(refusal, quota={"quota": "tenant_jobs_max", "limit": str(most)})
     judge = _judge_parking if contract.lane.may_park else _judge_priority
     refused: list[Decision] = []
     for index, candidate in enumerate(ask.candidates):

@@ -48,7 +48,7 @@ _log = structlog.get_logger(__name__)
 
 class Lead:
     """One term. `run` once; the attributes may be read meanwhile. `lists`: a connection for what would hold up others
-    on the same one."""
+    on the same one. `before`: the newest plan of the term before."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Lead:
         decisions: DecisionLog,
         released: Counter[tuple[str, Lane]],
         look_now: asyncio.Event,
+        before: Plan | None = None,
     ) -> None:
         region, policy, own = settings.region.name, settings.policy, settings.scheduler
         self.plan: Plan | None = None
@@ -76,6 +77,7 @@ class Lead:
         self._look_now = look_now
         self._interval_s = own.plan_interval_s
         self._floor = policy.lower_lane_floor
+        self._limits = settings.admission.tenant_jobs_max.by_lane
         self._planning_s = 0.0  # of the last look
         self._workers: dict[str, tuple[object, ...]] = {}
         may_act = leadership.held
@@ -91,7 +93,7 @@ class Lead:
         self.sweeper = Sweeper(
             bus, region, records, lanes, leases, clock,
             parked=self.parking.index.get, ended=self.parking.forget, may_act=may_act, interval_s=own.sweep_s,
-            lists=lists,
+            lists=lists, before=before,
         )  # fmt: skip
         self._staggerer = Staggerer(lanes, clock, may_act)
 
@@ -121,7 +123,8 @@ class Lead:
     async def look(self) -> None:
         """One look: plan, publish, release. Raises a BusError."""
         began_s = self._clock.monotonic()
-        plan = await self.planner.make(self.parking.index, self._leadership.epoch, self._pauses.lanes)
+        index, epoch, paused = self.parking.index, self._leadership.epoch, self._pauses.lanes
+        plan = await self.planner.make(index, epoch, paused, lambda: self.sweeper.near_limit(self._limits))
         self.plan = plan
         if self._leadership.held():
             await self.planner.publish(plan, least_gap_s=self._interval_s)

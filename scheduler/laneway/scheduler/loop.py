@@ -144,6 +144,7 @@ class Scheduler:
             decisions=self.decisions,
             released=self.released,
             look_now=self._look_now,
+            before=self.plans.plan,
         )
 
 

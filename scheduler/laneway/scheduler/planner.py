@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
-from laneway.core.fleet import Plan
+from laneway.core.fleet import Plan, TenantDepth
 from laneway.core.lanes import LANES, PARKING_LANES, Lane
 from laneway.policy.parked import ParkIndex
 from laneway.policy.plan import Depth, Parked, Snapshot, make_plan
@@ -71,8 +71,14 @@ class Planner:
         self._published: Plan | None = None
         self._published_s = float("-inf")  # monotonic
 
-    async def make(self, index: ParkIndex, epoch: int, paused: frozenset[Lane]) -> Plan:
-        """The plan of this moment. Raises a BusError."""
+    async def make(
+        self,
+        index: ParkIndex,
+        epoch: int,
+        paused: frozenset[Lane],
+        near_limit: Callable[[], tuple[tuple[TenantDepth, ...], int]] = lambda: ((), 0),
+    ) -> Plan:
+        """The plan of this moment; `near_limit` as Sweeper has it. Raises a BusError."""
         self.depths = await self.read_depths()
         parked = {
             (pool, lane): Parked(index.count(pool, lane), index.device_s(pool, lane))
@@ -88,7 +94,7 @@ class Planner:
             paused=paused,
         )
         self._version += 1
-        return make_plan(
+        plan = make_plan(
             snapshot,
             self._catalogue,
             region=self._region,
@@ -97,6 +103,8 @@ class Planner:
             now_s=self._clock.now(),
             valid_s=self._valid_s,
         )
+        tenants, sequence = near_limit()
+        return replace(plan, tenants=tenants, counted_before=sequence)
 
     async def publish(self, plan: Plan, *, least_gap_s: float) -> None:
         """Publishes unless the last plan says the same and is still long valid, or is younger than `least_gap_s`: then
@@ -137,4 +145,4 @@ def _essence(plan: Plan) -> Plan:
     pools = tuple(
         replace(pool, lanes=tuple(replace(lane, oldest_wait_s=0.0) for lane in pool.lanes)) for pool in plan.pools
     )
-    return replace(plan, version=0, made_s=0.0, valid_until_s=0.0, pools=pools)
+    return replace(plan, version=0, made_s=0.0, valid_until_s=0.0, counted_before=0, pools=pools)

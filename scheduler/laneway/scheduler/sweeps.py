@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
 from laneway.core import subjects
 from laneway.core.clock import Clock
 from laneway.core.errors import Code, NotFound
+from laneway.core.fleet import Plan, TenantDepth
 from laneway.core.job import IllegalTransition, JobError, JobRecord, cancel, expire
-from laneway.core.lanes import JobState, Phase
+from laneway.core.lanes import JobState, Lane, Phase
 from laneway.core.subjects import ParkSubject
+from laneway.policy.tenants import near_limit
 from laneway.runtime import metrics
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.lanes import LaneStore
@@ -35,23 +38,27 @@ ACCEPT_GRACE_S = 5.0  # after publish_by
 LOOK_AFTER_S = 16.0  # a waiting job is looked at this long after it was first seen: publish_by is usually over then
 SWEEP_MAX = 500  # jobs taken up together; a sweep goes on while there are more
 CONCURRENT_MAX = 32
+FIRST_READING_S_MAX = 60.0  # until then a plan says of tenants what the one before said
 STALE_MIN = 1_000  # entries of ended jobs that a list may hold beside as many as there are open jobs
 
 _log = structlog.get_logger(__name__)
 _swept = metrics.counter("laneway_jobs_swept_total", "Jobs that the scheduler had to end.", ("reason",))
 
 
-_Bucket = tuple[int, str]  # deadline in whole Unix seconds, rounded up; tenant
+_Bucket = tuple[int, str, str]  # deadline in whole Unix seconds, rounded up; tenant; lane, empty where unknown
 
 
 class OpenJobs:
-    """The jobs that have not ended, from record heads, with the times at which to look at them. Pure.
+    """The jobs that have not ended, from record heads, with the times at which to look at them, and how many there are
+    of each tenant and lane. Pure.
 
-    Sized for a million: jobs of a tenant with the same second of their deadline share a bucket, and of each job there
-    is no more than its name in two places.
+    Sized for a million: jobs of a tenant and lane with the same second of their deadline share a bucket, and of each
+    job there is no more than its name in two places.
     """
 
     def __init__(self) -> None:
+        self.sequence = 0  # of the last write seen
+        self._counts: dict[tuple[str, str], int] = {}  # tenant and lane: jobs in `_open`; without zeros
         self._open: dict[str, _Bucket] = {}
         self._buckets: dict[_Bucket, list[str]] = {}  # names of ended jobs in them are skipped
         self._deadlines: list[_Bucket] = []  # heap of the buckets
@@ -65,18 +72,23 @@ class OpenJobs:
     def see(self, head: RecordHead, monotonic_s: float, *, parked: ParkSubject | None = None) -> None:
         """`parked`: the job is known to be in its lane, so that nobody needs to look; its name is held once."""
         job = parked.job if parked else head.job_id
+        self.sequence = max(self.sequence, head.sequence)
         if head.state.terminal:
             self.drop(job)
             return
-        bucket = (math.ceil(head.deadline_s), head.tenant)
-        if self._open.get(job) != bucket:
+        known = self._open.get(job)
+        lane = head.lane.value if head.lane else known[2] if known else ""  # claimed by an older release, perhaps
+        bucket = (math.ceil(head.deadline_s), head.tenant, lane)
+        if known != bucket:
             self._file(job, bucket)
         self._unwritten.pop(job, None)
         if head.state is JobState.WAITING and parked is None:
             self._await_look(job, monotonic_s + LOOK_AFTER_S, head.sequence)
 
     def drop(self, job_id: str) -> None:
-        self._open.pop(job_id, None)
+        bucket = self._open.pop(job_id, None)
+        if bucket is not None:
+            self._count(bucket, -1)
         self._unwritten.pop(job_id, None)
         # A deadline may be weeks away: without this, every job of that time would be remembered.
         if self._filed > 2 * len(self._open) + STALE_MIN:
@@ -99,7 +111,29 @@ class OpenJobs:
             bucket = shared if shared == bucket else bucket  # one object for all
         jobs.append(job)
         self._filed += 1
+        before = self._open.get(job)
+        if before is None or before[1:] != bucket[1:]:
+            if before is not None:
+                self._count(before, -1)
+            self._count(bucket, 1)
         self._open[job] = bucket
+
+    def _count(self, bucket: _Bucket, change: int) -> None:
+        key = bucket[1:]
+        count = self._counts.get(key, 0) + change
+        if count:
+            self._counts[key] = count
+        else:
+            del self._counts[key]
+
+    def by_tenant(self) -> dict[tuple[str, Lane], int]:
+        """Open jobs by tenant and lane. Those of unknown lane, which older releases wrote, are in none."""
+        return {(tenant, Lane(lane)): count for (tenant, lane), count in self._counts.items() if lane}
+
+    def recount(self) -> dict[tuple[str, Lane], int]:
+        """As `by_tenant`, counted from the jobs themselves: for those who check it."""
+        counted = Counter(bucket[1:] for bucket in self._open.values())
+        return {(tenant, Lane(lane)): count for (tenant, lane), count in counted.items() if lane}
 
     def _await_look(self, job: str, at_s: float, sequence: int) -> None:
         self._unwritten[job] = sequence
@@ -153,9 +187,9 @@ class OpenJobs:
 
 class Sweeper:
     """Runs while its scheduler leads. `parked` gives a job that is known to be parked, without asking NATS; `ended` is
-    told of each job that ended (a cancelled job leaves its lane without a bell). `lists` is the connection on which the
-    records are followed: a first reading sends tens of MB, and what comes after them on one connection, such as the
-    answer to the renewal of a term, waits for all of it."""
+    told of each job that ended (a cancelled job leaves its lane without a bell). `before` is the plan of the last term,
+    if one was seen. `lists` is the connection on which the records are followed: a first reading sends tens of MB, and
+    what comes after them on one connection, such as the answer to the renewal of a term, waits for all of it."""
 
     def __init__(
         self,
@@ -171,6 +205,7 @@ class Sweeper:
         may_act: Callable[[], bool],
         interval_s: float,
         lists: Bus | None = None,
+        before: Plan | None = None,
     ) -> None:
         self.open = OpenJobs()
         self.skew_s = 0.0  # NATS time minus ours
@@ -186,12 +221,25 @@ class Sweeper:
         self._interval_s = interval_s
         self._followed = RecordStore(lists or bus)
         self._free = asyncio.Semaphore(CONCURRENT_MAX)
+        self._said = (before.tenants, max(1, before.counted_before)) if before else ((), 1)  # when all was last known
+        self._reading_since_s: float | None = None  # monotonic; None: all records were read
+
+    def near_limit(self, limits: Mapping[Lane, int]) -> tuple[tuple[TenantDepth, ...], int]:
+        """Tenants near their limits, and the sequence below which writes are counted. While the records are read for
+        the first time, what was said last stays: else a change of the leader would lift all limits."""
+        since_s = self._reading_since_s
+        if since_s is None or self._clock.monotonic() - since_s > FIRST_READING_S_MAX:
+            self._said = near_limit(self.open.by_tenant(), limits), self.open.sequence + 1
+        return self._said
 
     async def follow(self) -> None:
         """Learns of every record, without an end. Raises a BusError where following could not begin."""
         self.open = OpenJobs()
+        self._reading_since_s = self._clock.monotonic()
         async with self._followed.follow_heads(self._region) as heads:
             async for head in heads:
+                if not head.pending:
+                    self._reading_since_s = None
                 if head.state.terminal:
                     self.open.drop(head.job_id)
                     self._ended(head.job_id)

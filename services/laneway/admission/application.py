@@ -28,6 +28,7 @@ from laneway.admission.late_records import LateRecords
 from laneway.admission.preparing import Preparer
 from laneway.admission.results import JobBook
 from laneway.admission.streams import Stream, beyond_end
+from laneway.admission.tenants import TenantStreams
 from laneway.core import ids
 from laneway.core.clock import Clock
 from laneway.core.errors import AlreadyExists, LanewayError, NotFound, OutcomeUnknown, Unavailable
@@ -82,6 +83,7 @@ class Admission:
         random_bytes: Callable[[int], bytes],
         publish_s_max: float,
         connected: Callable[[], bool],
+        streams: TenantStreams,
     ) -> None:
         self.book = book
         self._region = region
@@ -97,6 +99,7 @@ class Admission:
         self._random_bytes = random_bytes
         self._publish_s_max = publish_s_max
         self._connected = connected  # whether NATS can be reached now
+        self._streams = streams
 
     # --- attached ------------------------------------------------------------------------------------
 
@@ -105,7 +108,7 @@ class Admission:
         """Accepts a job and holds its stream. Leaving the block before the job ended is the caller's leaving."""
         received_s = self._clock.monotonic()
         contract = bounded_by_call(request.spec.contract, self._clock.now(), request.time_remaining_s)
-        with _Counted(contract.lane):
+        with _Counted(contract.lane), self._streams.take(caller.tenant):
             decided = await self._decide(caller, request, contract, attached=True)
             stream = self._door.open(decided.record)
             try:
@@ -129,6 +132,7 @@ class Admission:
             finally:
                 if ours and not stream.record.state.terminal and not _failed(accepting):
                     self._chores.start(self._caller_left(accepting, stream), f"left {decided.record.job_id}")
+                self._judge.left(decided.record.job_id, ended=stream.record.state.terminal)
                 await self._door.close_stream(stream)
 
     async def _attach(self, accepting: Coroutine[Any, Any, Acceptance], stream: Stream) -> Acceptance:
@@ -199,7 +203,7 @@ class Admission:
         """What would happen to a request, without running it. A refusal is an answer here."""
         require_lane(caller, spec.contract.lane)
         options = await self._preparer.options(spec, caller.tenant)
-        judged = self._judge.judge(options, spec.contract)
+        judged = self._judge.judge(options, spec.contract, caller.tenant)
         task = judged.option.task
         return Quote(judged.decision.verdict, len(task.prompt_ids), task.sampling.max_tokens)
 
@@ -211,11 +215,12 @@ class Admission:
         record = (await self.book.find(caller, job_id)).record
         if from_index > record.max_tokens:
             raise beyond_end(from_index, record.max_tokens)
-        stream = await self._door.follow(record, from_index)
-        try:
-            yield Answer(stream, self._clock, None)
-        finally:
-            await self._door.close_stream(stream)
+        with self._streams.take(caller.tenant):
+            stream = await self._door.follow(record, from_index)
+            try:
+                yield Answer(stream, self._clock, None)
+            finally:
+                await self._door.close_stream(stream)
 
     # --- accepting -----------------------------------------------------------------------------------
 
@@ -228,7 +233,7 @@ class Admission:
             )
         options = await self._preparer.options(request.spec, caller.tenant)
         job_id = request.job_id or self._job_id(caller, request)
-        judged = self._judge.judge(options, contract, job_id)
+        judged = self._judge.judge(options, contract, caller.tenant, job_id, attached=attached)
         if judged.decision.refusal is None:
             return _Decided(self._record(caller, request, judged, job_id, attached=attached), judged)
         if request.key or request.job_id:
@@ -257,6 +262,8 @@ class Admission:
         try:
             accepted = await accepting
             ours = not accepted.existing
+            if ours:
+                self._judge.stored(decided.record.job_id, accepted.sequence)
             return accepted
         finally:
             if not ours:

@@ -23,6 +23,7 @@ def admit_params(policy: PolicySettings, admission: AdmissionSettings) -> AdmitP
         stale_factor=policy.stale_plan_factor,
         storage_max=admission.storage_fraction_max,
         storage_retry_s=admission.storage_poll_s,
+        tenant_jobs_max=admission.tenant_jobs_max.by_lane,
         ttft_default_s={lane: policy.lane(lane).ttft_target_s for lane in LANES},
     )
 

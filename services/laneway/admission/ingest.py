@@ -25,7 +25,15 @@ from laneway.admission.service import digest_of
 from laneway.core import ids, subjects
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
-from laneway.core.errors import AlreadyExists, InvalidRequest, LaneSaturated, LanewayError, OutcomeUnknown, Unavailable
+from laneway.core.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    LaneSaturated,
+    LanewayError,
+    OutcomeUnknown,
+    TenantLimit,
+    Unavailable,
+)
 from laneway.core.job import Contract, JobRecord, Timings, Verdict
 from laneway.core.lanes import JobState, Lane, VerdictKind
 from laneway.runtime.auth import Caller
@@ -161,6 +169,8 @@ class Ingest:
             record = await self._accepted(delivery, arrival, lane_word)
         except BusError:
             raise
+        except TenantLimit as refusal:  # waiting for one tenant's jobs to end would hold up all others behind it
+            record = await self._refused(arrival, refusal)
         except (OutcomeUnknown, LaneSaturated, Unavailable) as later:
             after_s = later.retry_after_s if later.retry_after_s is not None else PUT_OFF_S_MIN
             return await delivery.nak(min(PUT_OFF_S_MAX, max(PUT_OFF_S_MIN, after_s)))
@@ -241,7 +251,10 @@ def _put_off(record: JobRecord) -> bool:
 
 def _refusal(arrival: _Arrival, job_id: str, region: str, error: LanewayError, now_s: float) -> JobRecord:
     field = f"{error.field}: " if isinstance(error, InvalidRequest) and error.field else ""
-    verdict = Verdict(VerdictKind.REFUSED, error.reason, f"{field}{error.message}", arrival.lane, region=region)
+    message = f"{field}{error.message}"
+    verdict = Verdict(
+        VerdictKind.REFUSED, error.reason, message, arrival.lane, region=region, retry_after_s=error.retry_after_s
+    )
     return JobRecord(
         job_id=job_id,
         tenant=arrival.tenant,

@@ -68,7 +68,9 @@ class Judge:
         self._plan: Plan | None = None  # what the following was made from
         self._by_plan: dict[str, _Known] = {}  # by pool
 
-    def judge(self, options: Sequence[Option], contract: Contract, job_id: str = "") -> Judged:
+    def judge(
+        self, options: Sequence[Option], contract: Contract, tenant: str, job_id: str = "", *, attached: bool = False
+    ) -> Judged:
         """The verdict; with a job id it counts in the ledger when it accepts."""
         now_s = self._clock.now()
         known = [self._known(option.candidate.pool) for option in options]
@@ -77,12 +79,20 @@ class Judge:
             for name, view, prefill_tokens_per_s in known
         }
         situation = Situation(
-            views, now_s, self._random.random(), self._storage.used(), frozenset(self._refusing), self._draining.on
+            views,
+            now_s,
+            self._random.random(),
+            self._storage.used(),
+            frozenset(self._refusing),
+            self._draining.on,
+            self._ledger.tenants.open(tenant, contract.lane),
         )
         decision = admit(Ask(contract, [o.candidate for o in options], self._region), situation, self._params)
         chosen = next(i for i, option in enumerate(options) if option.candidate is decision.candidate)
         if job_id:
             self._remember(decision, list(views), job_id, known[chosen].prefill_tokens_per_s)
+            if decision.refusal is None:
+                self._ledger.tenants.accepted(job_id, tenant, decision.contract.lane, attached=attached)
         return Judged(decision, options[chosen], situation, self._params)
 
     def _known(self, pool: Pool) -> _Known:
@@ -101,6 +111,17 @@ class Judge:
     def withdraw(self, job_id: str) -> None:
         """A job that was judged acceptable did not reach its lane, or was there before."""
         self._ledger.ended(job_id)
+
+    def stored(self, job_id: str, sequence: int) -> None:
+        """A job is in its lane; `sequence` of its record, or 0 where that is left to the first claim."""
+        self._ledger.tenants.stored(job_id, sequence)
+
+    def left(self, job_id: str, *, ended: bool) -> None:
+        """Nobody waits here any more for a job that was accepted here."""
+        if ended:
+            self._ledger.ended(job_id)
+        else:
+            self._ledger.tenants.left(job_id)
 
     def _remember(self, decision: Decision, pools: list[str], job_id: str, prefill_tokens_per_s: float) -> None:
         candidate = decision.candidate

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 
+from laneway.admission.tenants import TenantLedger
 from laneway.core.clock import Clock
+from laneway.core.fleet import Plan
 from laneway.policy.eta import Load
 
 # A plan is made from numbers a little older than its arrival: consumer counts and leases of one scheduler tick.
@@ -23,6 +25,7 @@ class Ledger:
     """Times are monotonic."""
 
     def __init__(self, clock: Clock) -> None:
+        self.tenants = TenantLedger(clock)
         self._clock = clock
         self._entries: deque[tuple[float, str, Load]] = deque()
         self._totals: dict[str, Load] = {}
@@ -30,8 +33,9 @@ class Ledger:
         self._prompts: dict[str, tuple[float, float]] = {}  # pool -> (tokens not prefilled, as of)
         self._shown_s = 0.0
 
-    def plan_arrived(self) -> None:
+    def plan_arrived(self, plan: Plan) -> None:
         self._shown_s = self._clock.monotonic() - PLAN_LAG_S
+        self.tenants.plan_arrived(plan)
 
     def add(self, pool: str, job_id: str, load: Load, prefill_tokens_per_s: float) -> None:
         """A job was accepted. `prefill_tokens_per_s` is that of the whole pool."""
@@ -48,6 +52,7 @@ class Ledger:
 
     def ended(self, job_id: str) -> None:
         """A job ended, whoever ended it; those of other doors are ignored."""
+        self.tenants.ended(job_id)
         pool = self._live.pop(job_id, None)
         if pool is not None:
             self._enter(pool, Load(jobs=-1))

@@ -31,6 +31,7 @@ from laneway.admission.results import JobBook
 from laneway.admission.service import SERVICE, AdmissionService
 from laneway.admission.skew import SkewWatch
 from laneway.admission.storage import StorageWatch
+from laneway.admission.tenants import TenantStreams
 from laneway.core import subjects
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
@@ -155,7 +156,7 @@ async def open_house(
     chores, ledger, lengths = Chores(), Ledger(clock), LengthBook()
     records = RecordStore(bus, retention_s=settings.nats.retention_s, clock=clock, random=random)
     lanes, leases = LaneStore(bus, region), LeaseWatcher(bus, region, clock)
-    plans = PlanView(bus, region, clock, lambda plan: ledger.plan_arrived())
+    plans = PlanView(bus, region, clock, ledger.plan_arrived)
     storage = StorageWatch(lanes, clock, wanted.storage_poll_s)
     draining, skew = Draining(bus, region, lambda: None), SkewWatch(bus)
     ender = Ender(bus, records, lanes, leases, chores, clock)
@@ -193,6 +194,7 @@ async def open_house(
             random.randbytes,
             wanted.publish_s_max,
             lambda: bus.connected,
+            TenantStreams(wanted.tenant_streams_max),
         )
         ingest = Ingest(bus, region, records, admission, catalogue, settings.policy, clock, wanted.ingest_inflight)
         yield House(admission, door, late_records, storage, skew, draining, ingest, chores)

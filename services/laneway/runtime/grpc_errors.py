@@ -50,7 +50,7 @@ def to_status(error: LanewayError) -> status_pb2.Status:
     if error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=status.message)
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
-    if error.reason.startswith("QUOTA"):
+    if "quota" in error.facts:
         exceeded = error_details_pb2.QuotaFailure.Violation(subject=facts.get("quota", ""), description=status.message)
         status.details.add().Pack(error_details_pb2.QuotaFailure(violations=[exceeded]))
     return status

@@ -127,6 +127,18 @@ def _check_pair(cert_file: str, key_file: str) -> None:
         raise ValueError("tls_cert_file and tls_key_file go together: give both or neither")
 
 
+class TenantJobsMax(Section, frozen=True):
+    """Open jobs of one tenant in one lane, accepted and not ended; more are refused. 0: no limit."""
+
+    priority: Count = 1_000
+    deferrable: Count = 100_000
+    batch: Count = 100_000
+
+    @property
+    def by_lane(self) -> Mapping[Lane, int]:
+        return {Lane.PRIORITY: self.priority, Lane.DEFERRABLE: self.deferrable, Lane.BATCH: self.batch}
+
+
 class AdmissionSettings(Section, frozen=True):
     listen: Address = "127.0.0.1:7070"
     tokens_file: str = ""  # empty: only loopback callers, as tenant `default`
@@ -145,6 +157,8 @@ class AdmissionSettings(Section, frozen=True):
     ingest_inflight: PositiveCount = 400  # messages of producers that are worked on at once
     storage_fraction_max: Fraction = 0.8  # admission refuses above this share of the account's storage
     storage_poll_s: PositiveSeconds = 2.0
+    tenant_jobs_max: TenantJobsMax = TenantJobsMax()  # the scheduler needs the same: its plan names who comes near
+    tenant_streams_max: Count = 5_000  # live streams of one tenant in one admission process; 0: no limit
 
 
 class SchedulerSettings(Section, frozen=True):

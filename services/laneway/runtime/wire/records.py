@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError, Message
 
-from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
+from laneway.core.fleet import LanePlan, Plan, PoolPlan, TenantDepth, WorkerLease, WorkerState
 from laneway.core.job import SCHEMA, Attempt, JobRecord, LaneJob
 from laneway.runtime.wire import enums, jobs
 from laneway.runtime.wire.times import duration_of, span_s, timestamp_of, unix_s
@@ -210,6 +210,11 @@ def plan_to_proto(plan: Plan) -> scheduler_pb2.Plan:
         valid_until=timestamp_of(plan.valid_until_s),
         pools=[_pool_to_proto(pool) for pool in plan.pools],
         paused=sorted(enums.LANE_TO_WIRE[lane] for lane in plan.paused),
+        tenants=[
+            scheduler_pb2.TenantDepth(tenant=each.tenant, lane=enums.LANE_TO_WIRE[each.lane], open=each.open)
+            for each in plan.tenants
+        ],
+        counted_before=plan.counted_before,
     )
 
 
@@ -222,6 +227,8 @@ def plan_from_proto(message: scheduler_pb2.Plan) -> Plan:
         valid_until_s=unix_s(message.valid_until),
         pools=tuple(_pool_from_proto(pool) for pool in message.pools),
         paused=frozenset(enums.LANE_FROM_WIRE[lane] for lane in message.paused),
+        tenants=tuple(TenantDepth(t.tenant, enums.LANE_FROM_WIRE[t.lane], t.open) for t in message.tenants),
+        counted_before=message.counted_before,
     )
 
 
