@@ -112,6 +112,12 @@ class JobNotFound(NotFound):
     default_reason = "JOB_NOT_FOUND"
 
 
+class DeadLetterNotFound(NotFound):
+    """There is no such dead letter, or it is another tenant's."""
+
+    default_reason = "DEAD_LETTER_NOT_FOUND"
+
+
 class AlreadyExists(LanewayError):
     """The idempotency key was used with another body."""
 
@@ -145,6 +151,12 @@ class Infeasible(LanewayError):
 
     row = ErrorRow(Code.FAILED_PRECONDITION, 412, False, "infeasible")
     default_reason = "INFEASIBLE"
+
+
+class NotRequeueable(Infeasible):
+    """The job that was given up cannot be run again as it is."""
+
+    default_reason = "NOT_REQUEUEABLE"
 
 
 class RegionNotAllowed(Infeasible):
@@ -193,6 +205,13 @@ class EngineFailed(LanewayError):
 
     row = ErrorRow(Code.INTERNAL, 500, False, "engine_failed")
     default_reason = "ENGINE_FAILED"
+
+
+class ResultTooLarge(LanewayError):
+    """The result is too large for an answer to one call; Watch streams it."""
+
+    row = ErrorRow(Code.RESOURCE_EXHAUSTED, 413, False, "too_large")
+    default_reason = "RESULT_BEYOND_RESPONSE"
 
 
 class ConfigError(Exception):

@@ -54,6 +54,14 @@ def keyed_job_id(region: str, tenant: str, key: str) -> str:
     return "-".join((region, hash_word(f"{tenant}\x00{key}", 26)))
 
 
+def requeued_job_id(region: str, tenant: str, job_id: str) -> str:
+    """The id of the job that runs a dead letter again: the same one however often that is asked for.
+
+    No tenant has a space in its name, so that no idempotency key gives the same id.
+    """
+    return keyed_job_id(region, f"requeue {tenant}", job_id)
+
+
 def hash_word(text: str, length: int) -> str:
     """The first characters, in even number, of SHA-256(text) in RFC 4648 base32, in small letters.
 

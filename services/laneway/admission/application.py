@@ -32,7 +32,7 @@ from laneway.admission.tenants import TenantStreams
 from laneway.core import ids
 from laneway.core.clock import Clock
 from laneway.core.errors import AlreadyExists, LanewayError, NotFound, OutcomeUnknown, Unavailable
-from laneway.core.job import Contract, JobRecord, Timings, Verdict, stored_late
+from laneway.core.job import Contract, JobRecord, Timings, Verdict, answer_tokens, stored_late
 from laneway.core.lanes import JobState, Lane, OnDisconnect, Phase
 from laneway.policy.contract import bounded_by_call
 from laneway.policy.lengths import LengthBook
@@ -58,6 +58,7 @@ class Request(Struct, frozen=True):
     time_remaining_s: float | None = None  # of an attached call
     origin: str = "GRPC"
     job_id: str = ""  # decided by the front; empty: made here
+    requeued_from: str = ""  # the job that was given up and that this one runs again
 
 
 class Quote(Struct, frozen=True):
@@ -178,7 +179,7 @@ class Admission:
     def _learn(self, record: JobRecord) -> None:
         if record.state is JobState.SUCCEEDED and record.result is not None:
             model = record.model.partition("/")[0]
-            self._lengths.observe(record.tenant, model, len(record.result.token_ids))
+            self._lengths.observe(record.tenant, model, answer_tokens(record))
 
     # --- detached ------------------------------------------------------------------------------------
 
@@ -300,6 +301,7 @@ class Admission:
             timings=Timings(created_s=now_s),
             idempotency_key=request.key,
             origin=request.origin,
+            requeued_from=request.requeued_from,
         )
 
 

@@ -12,6 +12,8 @@ import grpc.aio
 from laneway.admission.answers import Answer
 from laneway.admission.application import Admission, Request
 from laneway.admission.chores import Chores
+from laneway.admission.dead_letter_calls import DeadLetterCalls
+from laneway.admission.dead_letters import DeadLetters
 from laneway.admission.many import Context as ManyContext
 from laneway.admission.many import ManyCall
 from laneway.admission.results import JobFilter
@@ -24,7 +26,7 @@ from laneway.runtime.wire.requests import ParsedSpec, parse_spec
 from laneway.runtime.wire.responses import finished_of, record_to_job
 from laneway.runtime.wire.times import timestamp_of
 from laneway.v1 import admission_pb2 as pb
-from laneway.v1 import admission_pb2_grpc, task_pb2
+from laneway.v1 import task_pb2
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdmissionService"].full_name
 
@@ -32,10 +34,11 @@ StreamContext: TypeAlias = grpc.aio.ServicerContext[pb.GenerateRequest, pb.Gener
 WatchContext: TypeAlias = grpc.aio.ServicerContext[pb.WatchRequest, pb.WatchResponse]
 
 
-class AdmissionService(admission_pb2_grpc.AdmissionServiceServicer):
+class AdmissionService(DeadLetterCalls):
     def __init__(
         self,
         admission: Admission,
+        dead_letters: DeadLetters,
         catalogue: Catalogue,
         policy: PolicySettings,
         clock: Clock,
@@ -43,6 +46,7 @@ class AdmissionService(admission_pb2_grpc.AdmissionServiceServicer):
         draining: asyncio.Event,
     ) -> None:
         self._admission = admission
+        self._dead_letters = dead_letters
         self._catalogue = catalogue
         self._policy = policy
         self._clock = clock

@@ -95,7 +95,9 @@ def print_job(job: Job) -> None:
         ("due", moment(job.contract.deadline_s)),
         ("ended", moment(job.timings.ended_s)),
         ("attempt", job.attempt),
+        ("yielded", _yielded(job.preemptions)),
         ("tokens", f"{job.prompt_tokens} prompt, {job.usage.completion_tokens} answer of at most {job.max_tokens}"),
+        ("requeued", job.requeued_from and f"from {job.requeued_from}"),
         ("labels", ", ".join(f"{k}={v}" for k, v in job.contract.labels.items())),
         ("error", _error_sentence(job.error) if job.error else ""),
     ]
@@ -105,6 +107,11 @@ def print_job(job: Job) -> None:
     if job.result is not None:
         output().rule()
         print(job.result.text)
+
+
+def _yielded(preemptions: int) -> str:
+    """To priority work, and how often."""
+    return f"{preemptions} time{'s' if preemptions > 1 else ''} to priority work" if preemptions else ""
 
 
 def _error_sentence(error: JobError) -> str:

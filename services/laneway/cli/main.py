@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from laneway.cli import batch, config, jobs, operate, serve
+from laneway.cli import batch, config, dead, jobs, operate, serve
 from laneway.cli.certs import certs
 from laneway.cli.doctor import doctor
+from laneway.cli.drill import drill
 from laneway.cli.secrets import secrets
 from laneway.cli.up import up
 
@@ -73,9 +74,11 @@ for calling in (jobs.generate, jobs.submit, jobs.watch, jobs.cancel, jobs.quote,
 app.add_typer(batch.app, name="batch", rich_help_panel=CALLING)
 for operating in (operate.lanes, operate.workers, operate.drain, operate.undrain, operate.pause, operate.resume):
     app.command(rich_help_panel=OPERATING)(operating)
+app.add_typer(dead.app, name="dead", rich_help_panel=OPERATING)
 app.add_typer(operate.models_app, name="models", rich_help_panel=OPERATING)
 
 app.add_typer(operate.regions_app, name="regions", rich_help_panel=OPERATING)
+app.command(rich_help_panel=OPERATING)(drill)
 
 for serving in (serve.admission, serve.scheduler, serve.routing, serve.worker, serve.provision, secrets, certs):
     app.command(rich_help_panel=SERVING)(serving)

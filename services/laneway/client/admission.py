@@ -1,4 +1,4 @@
-"""The client of AdmissionService: generate, submit, watch, look up, list, cancel, quote.
+"""The client of AdmissionService: generate, submit, watch, look up, list, cancel, quote, and run dead letters again.
 
 Owns the idempotency keys: each generate() and submit() gets one, so that trying again is safe when an answer was lost.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Unpack
 
 import grpc
@@ -17,13 +17,16 @@ from laneway.client.channel import Deadline, ServiceConnection, least
 from laneway.client.many import ManyItem, ManyOutcome, Submission
 from laneway.client.request import RequestFields, build_spec, lane_of
 from laneway.client.stream import Opening, TokenStream
-from laneway.client.values import Cancelled, Job, Quote, Submitted
+from laneway.client.values import Cancelled, DeadLetter, Job, Quote, Submitted
 from laneway.core.errors import DeadlineExceeded, LanewayError, NotFound, Unavailable
 from laneway.core.lanes import JobState, Lane, OnDisconnect
 from laneway.runtime.wire import enums
+from laneway.runtime.wire.times import timestamp_of
 from laneway.v1 import admission_pb2, admission_pb2_grpc, task_pb2
 
 PAGE_SIZE = 100
+PURGE_IDS = 1000  # of one call
+PURGE_S_MAX = 120.0  # a selection may have to look at every letter
 MANY_RETRY_S_MAX = 300.0  # for an item that is refused for want of room
 
 
@@ -201,6 +204,79 @@ class Client(ServiceConnection):
         message = admission_pb2.QuoteRequest(spec=self._spec(request))
         response = await self._call(self._stub.Quote, lambda _: message, timeout_s=timeout_s)
         return decode.quote_of(response)
+
+    # --- jobs that were given up ---------------------------------------------------------------------
+
+    def list_dead_letters(
+        self,
+        *,
+        lane: Lane | None = None,
+        reason: str = "",
+        tenant: str = "",
+        limit: int | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[DeadLetter]:
+        """Jobs that were given up, newest first: the caller's own, or for operators those of every tenant, or of
+        `tenant`. `timeout_s` bounds each page."""
+
+        async def page(token: str) -> tuple[list[DeadLetter], str]:
+            message = admission_pb2.ListDeadLettersRequest(
+                page_size=PAGE_SIZE if limit is None else max(1, min(limit, PAGE_SIZE)),
+                page_token=token,
+                lane=enums.LANE_TO_WIRE[lane] if lane else None,
+                reason=reason,
+                tenant=tenant,
+            )
+            response = await self._call(self._stub.ListDeadLetters, lambda _: message, timeout_s=timeout_s)
+            return [decode.dead_letter_of(letter) for letter in response.dead_letters], response.next_page_token
+
+        return self._pages(page, limit)
+
+    async def requeue_dead_letter(
+        self, job_id: str, *, deadline_s: float | None = None, timeout_s: float | None = None
+    ) -> Submitted:
+        """Runs a job that was given up again, as a new job to be collected later, and removes its dead letter. The
+        answer is due `deadline_s` from now; by default after as long as the old one had. Repeated, it gives the same
+        new job; a refusal leaves the letter."""
+        due_s = None if deadline_s is None else self._surroundings.clock.now() + deadline_s
+        message = admission_pb2.RequeueDeadLetterRequest(
+            job_id=job_id, deadline=None if due_s is None else timestamp_of(due_s)
+        )
+        response = await self._call(self._stub.RequeueDeadLetter, lambda _: message, timeout_s=timeout_s)
+        return decode.submitted_of(response)
+
+    async def purge_dead_letters(
+        self,
+        job_ids: Sequence[str] | None = None,
+        *,
+        lane: Lane | None = None,
+        reason: str = "",
+        tenant: str = "",
+        before_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Removes dead letters for good and returns how many: those of `job_ids`, or where that is None all that match
+        the rest, which may be every one that the caller sees. `before_s`: given up before that time, Unix seconds.
+        Without a `timeout_s` it may take two minutes."""
+        parts = [()] if job_ids is None else [job_ids[i : i + PURGE_IDS] for i in range(0, len(job_ids), PURGE_IDS)]
+        deadline = Deadline(self._surroundings.clock, PURGE_S_MAX if timeout_s is None else timeout_s)
+        purged = 0
+        for part in parts:
+            message = admission_pb2.PurgeDeadLettersRequest(
+                job_ids=part,
+                lane=enums.LANE_TO_WIRE[lane] if lane else None,
+                reason=reason,
+                tenant=tenant,
+                before=timestamp_of(before_s) if before_s is not None else None,
+            )
+            purged += await self._purge(message, deadline.left_s())
+        return purged
+
+    async def _purge(self, message: admission_pb2.PurgeDeadLettersRequest, timeout_s: float | None) -> int:
+        response = await self._call(self._stub.PurgeDeadLetters, lambda _: message, timeout_s=timeout_s)
+        return response.purged
+
+    # --- shared --------------------------------------------------------------------------------------
 
     def _follow(
         self, job_id: str, from_index: int, left_s: float | None

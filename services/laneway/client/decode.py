@@ -6,6 +6,8 @@ from __future__ import annotations
 from laneway.client.values import (
     Cancelled,
     Chunk,
+    DeadAttempt,
+    DeadLetter,
     ExplainedStep,
     Explanation,
     Job,
@@ -49,7 +51,7 @@ def chunk_of(message: task_pb2.Chunk) -> Chunk:
     )
 
 
-def submitted_of(message: admission_pb2.SubmitResponse) -> Submitted:
+def submitted_of(message: admission_pb2.SubmitResponse | admission_pb2.RequeueDeadLetterResponse) -> Submitted:
     return Submitted(message.job_id, jobs.verdict_from_proto(message.verdict))
 
 
@@ -76,6 +78,26 @@ def job_of(message: admission_pb2.Job) -> Job:
         max_tokens=message.max_tokens,
         result=jobs.result_from_proto(message.result) if message.HasField("result") else None,
         error=jobs.job_error_from_proto(message.error) if message.HasField("error") else None,
+        preemptions=message.preemptions,
+        requeued_from=message.requeued_from,
+    )
+
+
+def dead_letter_of(message: admission_pb2.DeadLetter) -> DeadLetter:
+    return DeadLetter(
+        job_id=message.job_id,
+        tenant=message.tenant,
+        model=message.model,
+        lane=enums.LANE_FROM_WIRE.get(message.lane, Lane.PRIORITY),
+        reason=message.reason,
+        message=message.message,
+        died_s=unix_s(message.died_at),
+        attempts=tuple(DeadAttempt(a.attempt, a.worker_id, unix_s(a.claimed_at)) for a in message.attempts),
+        requeueable=message.requeueable,
+        prompt_tokens=message.prompt_tokens,
+        max_tokens=message.max_tokens,
+        labels=dict(message.labels),
+        requeued_from=message.requeued_from,
     )
 
 

@@ -41,6 +41,7 @@ from laneway.client.request import RequestFields
 from laneway.client.values import (
     Cancelled,
     Chunk,
+    DeadLetter,
     Explanation,
     Finished,
     Job,
@@ -298,6 +299,48 @@ class Client(_SyncConnection[admission.Client]):
     def quote(self, *, timeout_s: float | None = None, **request: Unpack[RequestFields]) -> Quote:
         """What would happen to a request, without running it. A refusal is a quote too."""
         return self._run(self._client.quote(timeout_s=timeout_s, **request))
+
+    def list_dead_letters(
+        self,
+        *,
+        lane: Lane | None = None,
+        reason: str = "",
+        tenant: str = "",
+        limit: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Items[DeadLetter]:
+        """Jobs that were given up, newest first: the caller's own, or for operators those of every tenant, or of
+        `tenant`. `timeout_s` bounds each page."""
+        return self._items(
+            self._client.list_dead_letters(lane=lane, reason=reason, tenant=tenant, limit=limit, timeout_s=timeout_s)
+        )
+
+    def requeue_dead_letter(
+        self, job_id: str, *, deadline_s: float | None = None, timeout_s: float | None = None
+    ) -> Submitted:
+        """Runs a job that was given up again, as a new job to be collected later, and removes its dead letter. The
+        answer is due `deadline_s` from now; by default after as long as the old one had. Repeated, it gives the same
+        new job; a refusal leaves the letter."""
+        return self._run(self._client.requeue_dead_letter(job_id, deadline_s=deadline_s, timeout_s=timeout_s))
+
+    def purge_dead_letters(
+        self,
+        job_ids: Sequence[str] | None = None,
+        *,
+        lane: Lane | None = None,
+        reason: str = "",
+        tenant: str = "",
+        before_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Removes dead letters for good and returns how many: those of `job_ids`, or where that is None all that match
+        the rest, which may be every one that the caller sees. `before_s`: given up before that time, Unix seconds.
+        Without a `timeout_s` it may take two minutes."""
+        return self._run(
+            self._client.purge_dead_letters(
+                job_ids, lane=lane, reason=reason, tenant=tenant, before_s=before_s, timeout_s=timeout_s
+            )
+        )
 
 
 class SchedulerClient(_SyncConnection[operators.SchedulerClient]):

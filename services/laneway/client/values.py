@@ -110,6 +110,36 @@ class Job:
     max_tokens: int
     result: Result | None = None  # SUCCEEDED; get_job() only
     error: JobError | None = None  # any other end
+    preemptions: int = 0  # times it yielded to priority work
+    requeued_from: str = ""  # the job that was given up, where this one runs it again
+
+
+@dataclass(frozen=True, slots=True)
+class DeadAttempt:
+    """One of the attempts after which a job was given up."""
+
+    attempt: int  # from 1
+    worker_id: str
+    claimed_s: float  # Unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A job that was given up through no doing of its caller."""
+
+    job_id: str
+    tenant: str
+    model: str
+    lane: Lane
+    reason: str  # POISON, UNREADABLE_JOB
+    message: str
+    died_s: float  # Unix seconds
+    attempts: tuple[DeadAttempt, ...]  # oldest first
+    requeueable: bool  # False where the stored job itself could not be read
+    prompt_tokens: int
+    max_tokens: int
+    labels: Mapping[str, str]
+    requeued_from: str  # the job that was given up before, where this one was its requeue
 
 
 # --- operators -------------------------------------------------------------------------------------

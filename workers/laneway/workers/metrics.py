@@ -13,8 +13,26 @@ RUNS = metrics.counter(
     "laneway_worker_deliveries_total", "Deliveries by what became of them", ["pool", "lane", "outcome"]
 )
 TOKENS = metrics.counter("laneway_worker_output_tokens", "Tokens of finished answers", ["pool", "lane"])
+PREEMPTIONS = metrics.counter(
+    "laneway_worker_preemptions_total",
+    "Runs that yielded to priority, by what it was short of",
+    ["pool", "lane", "reason"],
+)
 PREFILL = metrics.histogram("laneway_worker_prefill_seconds", "From submission to the first token", ["pool", "lane"])
 DROPPED = metrics.counter("laneway_worker_messages_dropped_total", "Token messages that could not be sent", ["pool"])
+RESUMED = metrics.counter(
+    "laneway_worker_resumed_tokens", "Tokens that earlier attempts had computed and this worker went on from",
+    ["pool", "lane"],
+)  # fmt: skip
+RECOMPUTED = metrics.counter(
+    "laneway_worker_recomputed_tokens", "Tokens that earlier attempts are known to have computed, computed once more",
+    ["pool", "lane"],
+)  # fmt: skip
+CHECKPOINT_BYTES = metrics.counter("laneway_worker_checkpoint_bytes", "Checkpoints that were sent", ["pool"])
+DEAD_LETTERS = metrics.counter("laneway_dead_letters_total", "Jobs that were given up", ["lane", "reason"])
+DEAD_LETTERS_LOST = metrics.counter(
+    "laneway_dead_letters_lost_total", "Dead letters that could not be kept", ["lane", "reason"]
+)
 
 
 class Live(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from laneway.core.ids import REGION_LENGTH_MAX
 from laneway.core.job import Contract
 from laneway.core.lanes import Isolation, Lane, OnDisconnect
@@ -47,7 +49,9 @@ def parse_contract(
     has = message.HasField
     lane = checks.word(enums.LANE_FROM_WIRE, message.lane, Lane.PRIORITY, f"{field}.lane")
     unset = defaults.lane(lane)
-    deadline_s = _deadline(message, now_s, f"{field}.deadline") if has("deadline") else now_s + unset.deadline_s
+    deadline_s = now_s + unset.deadline_s
+    if has("deadline"):
+        deadline_s = parse_deadline(message.deadline, now_s, f"{field}.deadline")
     on_disconnect = OnDisconnect.CANCEL if attached else OnDisconnect.KEEP
     return Contract(
         lane=lane,
@@ -74,8 +78,8 @@ def parse_contract(
     )
 
 
-def _deadline(message: common_pb2.Contract, now_s: float, field: str) -> float:
-    deadline_s = checks.time_s(message.deadline, field)
+def parse_deadline(stamp: Timestamp, now_s: float, field: str) -> float:
+    deadline_s = checks.time_s(stamp, field)
     if not deadline_s > now_s:
         checks.refuse(field, "is in the past")
     if not deadline_s <= now_s + DEADLINE_S_MAX:
