@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 
 from laneway.admission.server import serve
 from laneway.core import subjects
+from laneway.core.clock import Clock
 from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
 from laneway.core.job import JobRecord, Result, Usage, claim, fail, succeed
 from laneway.core.lanes import LANES, FinishReason, JobState, Lane
@@ -127,8 +128,10 @@ class Gate:
 
 
 @asynccontextmanager
-async def gate(server: LocalNats, folder: Path, settings: Settings | None = None) -> AsyncIterator[Gate]:
-    """A provisioned region with a running admission service."""
+async def gate(
+    server: LocalNats, folder: Path, settings: Settings | None = None, *, clock: Clock | None = None
+) -> AsyncIterator[Gate]:
+    """A provisioned region with a running admission service. `clock`: its host's."""
     settings = settings or admission_settings(server)
     ready_file = folder / "admission.json"
     process = msgspec.structs.replace(settings.process, ready_file=str(ready_file))
@@ -136,7 +139,7 @@ async def gate(server: LocalNats, folder: Path, settings: Settings | None = None
     async with connected(server) as bus:
         await provision_for(bus, settings)
         stop = asyncio.Event()
-        task = asyncio.ensure_future(serve(settings, stop))
+        task = asyncio.ensure_future(serve(settings, stop, clock=clock))
 
         def ready() -> str:
             if task.done():

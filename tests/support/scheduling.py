@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from laneway.core import subjects
+from laneway.core.clock import Clock
 from laneway.core.fleet import WorkerLease, WorkerState
 from laneway.core.job import JobRecord
 from laneway.core.lanes import Lane
@@ -49,11 +50,13 @@ async def provision_for(bus: Bus, settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def running_scheduler(server: LocalNats, settings: Settings, name: str = "scheduler") -> AsyncIterator[Scheduler]:
-    """A scheduler on a connection of its own; it ends orderly."""
+async def running_scheduler(
+    server: LocalNats, settings: Settings, name: str = "scheduler", *, clock: Clock | None = None
+) -> AsyncIterator[Scheduler]:
+    """A scheduler on a connection of its own; it ends orderly. `clock`: its host's."""
     async with connected(server, name) as bus:
         await provision_for(bus, settings)
-        scheduler = Scheduler(bus, settings, catalogue_of(settings), SystemClock())
+        scheduler = Scheduler(bus, settings, catalogue_of(settings), clock or SystemClock())
         stop = asyncio.Event()
         async with scheduler.watching():
             task = asyncio.ensure_future(scheduler.run(stop))

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from nats.aio.msg import Msg
 
 from laneway.core import subjects
+from laneway.core.clock import Clock
 from laneway.core.job import GenerateTask, JobRecord, LaneJob, Sampling
 from laneway.core.lanes import Lane
 from laneway.runtime.bus import Bus
@@ -107,7 +108,8 @@ class Yard:
     lanes: LaneStore
     workers: list[RunningWorker] = field(default_factory=list)
 
-    async def start_worker(self, name: str = "", **changes: Any) -> RunningWorker:
+    async def start_worker(self, name: str = "", *, clock: Clock | None = None, **changes: Any) -> RunningWorker:
+        """`clock`: its host's."""
         settings = self.settings
         given = {"name": name or f"w{len(self.workers)}", **changes}
         settings = msgspec.structs.replace(settings, worker=msgspec.structs.replace(settings.worker, **given))
@@ -115,7 +117,8 @@ class Yard:
         engine_options = settings.engine_options_of(options.pool.name)
         token_bytes = load_tokenizer(options.pool.tokenizer).token_bytes
         bus = await Bus.connect(settings.nats, name=options.worker_id)
-        worker = Worker(bus, options, lambda: make_engine(options.pool, engine_options), token_bytes, SystemClock())
+        clock = clock or SystemClock()
+        worker = Worker(bus, options, lambda: make_engine(options.pool, engine_options), token_bytes, clock)
         stop, ready = asyncio.Event(), asyncio.Event()
         task = asyncio.create_task(worker.run(stop, ready.set), name=f"worker-{given['name']}")
         running = RunningWorker(worker, bus, stop, task)

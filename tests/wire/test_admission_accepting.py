@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,8 @@ from laneway.core.lanes import JobState, Lane
 from laneway.policy.admit import Candidate, Decision, Placement
 from laneway.runtime.bus import Bus, NotConnected, PublishUnknown
 from laneway.runtime.draining import Draining
-from laneway.runtime.headers import SCHEDULE
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.local_nats import LocalNats
-from laneway.runtime.reading import last_message
 from laneway.runtime.records import RecordStore
 from laneway.v1 import admission_pb2 as pb
 from tests.support.admission import (
@@ -188,19 +185,6 @@ async def test_a_job_that_was_given_up_before_its_acknowledgement_is_not_accepte
     assert (caught.value.reason, caught.value.job_id) == ("NOT_ACCEPTED", record.job_id)
     assert caught.value.retry_after_s is not None
     assert not await lanes.holds(record)
-
-
-async def test_a_parked_job_fires_by_the_clock_of_nats(provisioned_bus: Bus):
-    records, lanes = RecordStore(provisioned_bus), LaneStore(provisioned_bus, REGION)
-    record = replace(make_record(lane=Lane.BATCH), publish_by_s=CLOCK.now() + 5.0)
-    decision = replace(decided(record), placement=Placement.PARKED, fire_at_s=2_000_000_000.0)
-    acceptor = Acceptor(records, lanes, CLOCK, skew_s=lambda: -90.0)  # our clock is ahead
-    await acceptor.accept(record, make_job(record).task, decision, lambda: 1.0)
-    (park,) = await lanes.parked(Lane.BATCH)
-    message = await last_message(provisioned_bus, subjects.lane_stream(REGION, Lane.BATCH), str(park))
-    assert message is not None
-    fires = datetime.fromisoformat(message.headers[SCHEDULE].removeprefix("@at "))
-    assert fires.timestamp() == 2_000_000_000.0 - 90.0
 
 
 async def test_a_caller_who_leaves_while_nats_refuses_is_not_forgotten(

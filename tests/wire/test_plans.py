@@ -72,14 +72,17 @@ async def test_a_plan_is_fresh_for_its_time_from_when_it_was_heard_whatever_the_
     await view.close()
 
 
-async def test_a_plan_that_was_read_is_as_old_as_it_was_stored(provisioned_bus: Bus):
+async def test_a_plan_that_was_read_is_as_old_as_it_was_stored(provisioned_bus: Bus, monkeypatch: pytest.MonkeyPatch):
     """Its scheduler may be long gone."""
     publisher = PlanPublisher(provisioned_bus, REGION)
     await publisher.publish(plan_of(1, 1))
 
     async def newcomer(after_s: float = 0.0) -> PlanView:
-        clock = ManualClock(wall_s=SystemClock().now() + after_s, elapsed_s=5000.0)
-        view = PlanView(provisioned_bus, REGION, clock)
+        async def later(bus: Bus) -> float:
+            return SystemClock().now() + after_s
+
+        monkeypatch.setattr(Bus, "server_time_s", later)
+        view = PlanView(provisioned_bus, REGION, ManualClock(elapsed_s=5000.0))
         await view.start()
         assert view.plan == plan_of(1, 1)
         return view

@@ -192,7 +192,7 @@ async def test_routing_waits_for_its_region_to_be_made(nats_server: LocalNats, b
         settings, process=msgspec.structs.replace(settings.process, ready_file=str(ready))
     )
     task = asyncio.ensure_future(serve(settings, stop))
-    await bus.server_skew_s()
+    await bus.server_time_s()
     assert not ready.exists()
     await provision(bus, "eu", catalogue_of(settings), settings.nats, ack_wait_s=settings.nats.ack_wait_s)
     await eventually(ready.exists)

@@ -331,12 +331,12 @@ async def test_fire_times_of_jobs_that_meet_are_moved_forward_once(nats_server: 
     index = ParkIndex(parks, now_ms=0)
     staggerer = Staggerer(LaneStore(bus, REGION), SystemClock(), lambda: True)
     before = await fire_times(bus, parks)
-    assert await staggerer.stagger(index, POOL, floor_rate=0.001, skew_s=0.0) == 2
+    assert await staggerer.stagger(index, POOL, floor_rate=0.001) == 2
     after = await fire_times(bus, parks)
     gained = sorted(round(b - a, 1) for b, a in zip(before, after, strict=True))
     assert gained[0] == 0.0
     assert gained[1:] == [pytest.approx(120.0, abs=1.0), pytest.approx(240.0, abs=1.0)]
-    assert await staggerer.stagger(index, POOL, floor_rate=0.001, skew_s=0.0) == 0
+    assert await staggerer.stagger(index, POOL, floor_rate=0.001) == 0
     assert await parked_jobs(bus) == {park.job for park in parks}
 
 

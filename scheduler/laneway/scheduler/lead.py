@@ -99,7 +99,6 @@ class Lead:
 
     async def run(self) -> None:
         """Until cancelled. Raises a BusError when the index cannot be built."""
-        self.releaser.skew_s = self.sweeper.skew_s = await self._bus.server_skew_s()
         async with self.parking.watch(self.planner.ages.rang), self._watching_workers():
             with self._gauges():
                 async with asyncio.TaskGroup() as group:
@@ -149,12 +148,11 @@ class Lead:
             await asyncio.sleep(again_s)
 
     async def _reconcile(self) -> None:
-        self.releaser.skew_s = self.sweeper.skew_s = skew_s = await self._bus.server_skew_s()
         await self._pauses.refresh()
         await self.parking.reconcile(await self.planner.read_depths())
         for pool in self.plan.pools if self.plan else ():
             floor_rate = self._floor * max(1, pool.workers)
-            await self._staggerer.stagger(self.parking.index, pool.pool, floor_rate=floor_rate, skew_s=skew_s)
+            await self._staggerer.stagger(self.parking.index, pool.pool, floor_rate=floor_rate)
 
     # --- workers -------------------------------------------------------------------------------------
 

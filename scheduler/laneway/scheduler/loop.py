@@ -17,6 +17,7 @@ from laneway.core.lanes import Lane
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.clock import SYSTEM_RANDOM
 from laneway.runtime.leases import LeaseWatcher
+from laneway.runtime.nats_clock import NatsClock
 from laneway.runtime.plans import PlanView
 from laneway.runtime.records import RecordStore
 from laneway.runtime.settings import Settings
@@ -38,13 +39,14 @@ class Scheduler:
         bus: Bus,
         settings: Settings,
         catalogue: Catalogue,
-        clock: Clock,
+        system: Clock,
         *,
         connect: Callable[[str], Awaitable[Bus]] | None = None,
         random: Random = SYSTEM_RANDOM,
     ) -> None:
         """`connect` makes one more connection of a given name, by default to the settings' NATS."""
         region = settings.region.name
+        clock = NatsClock(bus, system)
         self.region = region
         self.catalogue = catalogue
         self.clock = clock
@@ -73,6 +75,7 @@ class Scheduler:
         async with AsyncExitStack() as stack:
             self._lists = await self._connect(f"{self.bus.name}-lists")
             stack.push_async_callback(self._lists.close)
+            await stack.enter_async_context(self.clock.kept())
             stack.push_async_callback(self.leases.close)
             await self.leases.start()
             stack.push_async_callback(self.plans.close)

@@ -41,7 +41,6 @@ class Releaser:
         may_act: Callable[[], bool],
         released: Counter[tuple[str, Lane]],
     ) -> None:
-        self.skew_s = 0.0  # NATS time minus ours
         self.acting: set[str] = set()  # jobs whose release is under way: in the index no more, and not yet ready
         self._lanes = lanes
         self._parking = parking
@@ -106,9 +105,7 @@ class Releaser:
                 self._parking.take_back(park, self._clock.now() + RETRY_S)
                 return
             try:
-                outcome = await self._lanes.release(
-                    park, now_s=self._clock.now() + self.skew_s, reason=release.reason.value
-                )
+                outcome = await self._lanes.release(park, now_s=self._clock.now(), reason=release.reason.value)
             except BusError as error:
                 _log.warning("release_failed", job_id=park.job, lane=park.lane.value, error=error.message)
                 _outcomes.labels(lane=park.lane.value, pool=park.pool, outcome="failed").inc()

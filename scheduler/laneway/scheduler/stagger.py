@@ -35,7 +35,7 @@ class Staggerer:
         self._may_act = may_act
         self._fires_s: dict[str, float] = {}
 
-    async def stagger(self, index: ParkIndex, pool: str, *, floor_rate: float, skew_s: float) -> int:
+    async def stagger(self, index: ParkIndex, pool: str, *, floor_rate: float) -> int:
         """One round for one pool; how many fire times it moved. Raises a BusError."""
         now_s = self._clock.now()
         self._fires_s = {job: at for job, at in self._fires_s.items() if job in index}
@@ -47,7 +47,7 @@ class Staggerer:
                 break
             # What was never moved fires at its latest start at the latest.
             if at_s < self._fires_s.get(park.job, park.due_ms / 1000.0) - GAIN_S_MIN and at_s > now_s + GAIN_S_MIN:
-                await self._lanes.restagger(park, at_s + skew_s, now_s=now_s + skew_s)
+                await self._lanes.restagger(park, at_s, now_s=now_s)
                 self._fires_s[park.job] = at_s
                 moved += 1
         if moved:

@@ -208,7 +208,6 @@ class Sweeper:
         before: Plan | None = None,
     ) -> None:
         self.open = OpenJobs()
-        self.skew_s = 0.0  # NATS time minus ours
         self._bus = bus
         self._region = region
         self._records = records
@@ -322,7 +321,7 @@ class Sweeper:
         record = stored.record
         if record.state is not JobState.WAITING or record.attempt:
             return True
-        if self._clock.now() + self.skew_s < record.publish_by_s + ACCEPT_GRACE_S:
+        if self._clock.now() < record.publish_by_s + ACCEPT_GRACE_S:
             return False
         if await self._lanes.holds(record):
             return True

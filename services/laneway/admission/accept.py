@@ -70,14 +70,10 @@ class _Message:
 
 
 class Acceptor:
-    def __init__(
-        self, records: RecordStore, lanes: LaneStore, clock: Clock, skew_s: Callable[[], float] = lambda: 0.0
-    ) -> None:
-        """`skew_s`: NATS time minus ours; schedules fire by the server's clock."""
+    def __init__(self, records: RecordStore, lanes: LaneStore, clock: Clock) -> None:
         self._records = records
         self._lanes = lanes
         self._clock = clock
-        self._skew_s = skew_s
 
     def accept(
         self, record: JobRecord, task: GenerateTask, decision: Decision, full_retry_s: Callable[[], float]
@@ -198,8 +194,7 @@ class Acceptor:
                     await first
                 elif decision.placement is Placement.PARKED:
                     group = group_of(record.pool, record.tenant, job.task)
-                    fire_at_s = decision.fire_at_s + self._skew_s()
-                    await self._lanes.park(job, sequence, data, fire_at_s=fire_at_s, group=group)
+                    await self._lanes.park(job, sequence, data, fire_at_s=decision.fire_at_s, group=group)
                 else:
                     await self._lanes.put_ready(job, sequence, data)
                 return

@@ -29,7 +29,6 @@ from laneway.admission.ledger import Ledger
 from laneway.admission.preparing import Preparer
 from laneway.admission.results import JobBook
 from laneway.admission.service import SERVICE, AdmissionService
-from laneway.admission.skew import SkewWatch
 from laneway.admission.storage import StorageWatch
 from laneway.admission.tenants import TenantStreams
 from laneway.core import subjects
@@ -47,6 +46,7 @@ from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.lifecycle import announce_ready
 from laneway.runtime.logging import get_logger
+from laneway.runtime.nats_clock import NatsClock
 from laneway.runtime.plans import PlanView
 from laneway.runtime.records import RecordStore
 from laneway.runtime.settings import Settings
@@ -74,7 +74,7 @@ async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None 
             return
         house = await stack.enter_async_context(open_house(settings, catalogue, bus, tokenizers, clock))
         server = GrpcServer(settings)
-        service = AdmissionService(house.admission, catalogue, settings.policy, clock, house.chores, stop)
+        service = AdmissionService(house.admission, catalogue, settings.policy, house.clock, house.chores, stop)
         server.add(SERVICE, lambda grpc: admission_pb2_grpc.add_AdmissionServiceServicer_to_server(service, grpc))
         async with asyncio.TaskGroup() as group:
             keeping = [group.create_task(part) for part in house.keeping()]
@@ -127,18 +127,18 @@ async def _drain(server: GrpcServer, house: House, drain_s: float) -> None:
 class House(Struct, frozen=True):
     """What a running door consists of."""
 
+    clock: Clock
     admission: Admission
     door: Door
     late_records: LateRecords
     storage: StorageWatch
-    skew: SkewWatch
     draining: Draining
     ingest: Ingest
     chores: Chores
 
     def keeping(self) -> tuple[Coroutine[object, object, None], ...]:
         """What runs as long as the door is open."""
-        return self.door.run(), self.storage.run(), self.skew.run(), self.draining.keep_fresh()
+        return self.door.run(), self.storage.run(), self.draining.keep_fresh()
 
 
 @asynccontextmanager
@@ -147,18 +147,19 @@ async def open_house(
     catalogue: Catalogue,
     bus: Bus,
     tokenizers: dict[str, Tokenizer],
-    clock: Clock,
+    system: Clock,
     random: Random = SYSTEM_RANDOM,
 ) -> AsyncIterator[House]:
     """Builds a door and opens it; whoever opened it runs what keeps it (`keeping`)."""
     region, wanted = settings.region.name, settings.admission
+    clock = NatsClock(bus, system)
     door_id = f"door-{random.randbytes(6).hex()}"
     chores, ledger, lengths = Chores(), Ledger(clock), LengthBook()
     records = RecordStore(bus, retention_s=settings.nats.retention_s, clock=clock, random=random)
     lanes, leases = LaneStore(bus, region), LeaseWatcher(bus, region, clock)
     plans = PlanView(bus, region, clock, ledger.plan_arrived)
     storage = StorageWatch(lanes, clock, wanted.storage_poll_s)
-    draining, skew = Draining(bus, region, lambda: None), SkewWatch(bus)
+    draining = Draining(bus, region, lambda: None)
     ender = Ender(bus, records, lanes, leases, chores, clock)
     late_records = LateRecords(records, chores, clock)
     door = Door(door_id, bus, region, records, ender, leases, ledger, clock, door_limits(wanted))
@@ -167,6 +168,7 @@ async def open_house(
     async with AsyncExitStack() as stack:
         threads = ThreadPoolExecutor(wanted.tokenizer_threads, thread_name_prefix="tokenizer")
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+        await stack.enter_async_context(clock.kept())
         for part in (leases, plans, door):
             await part.start()
             stack.push_async_callback(part.close)
@@ -184,7 +186,7 @@ async def open_house(
             door,
             Preparer(tokenizers, lengths, threads),
             judge,
-            Acceptor(records, lanes, clock, lambda: skew.skew_s),
+            Acceptor(records, lanes, clock),
             ender,
             late_records,
             JobBook(bus, region, records, lanes, ender, clock),
@@ -197,7 +199,7 @@ async def open_house(
             TenantStreams(wanted.tenant_streams_max),
         )
         ingest = Ingest(bus, region, records, admission, catalogue, settings.policy, clock, wanted.ingest_inflight)
-        yield House(admission, door, late_records, storage, skew, draining, ingest, chores)
+        yield House(clock, admission, door, late_records, storage, draining, ingest, chores)
 
 
 async def _load_tokenizers(catalogue: Catalogue) -> dict[str, Tokenizer]:

@@ -58,7 +58,10 @@ def doctor(config: ConfigOption = None, set_: SetOption = None, as_json: JsonOpt
     else:
         running = read_endpoint(endpoint_file())
         findings.append(Finding(Level.OK, "settings are valid"))
-        findings += [*check_models(settings), *check_nats(settings, running), *check_services(settings, running)]
+        nats = [*check_nats(settings, running)]
+        if running is None and all(finding.level is Level.OK for finding in nats):
+            nats += check_clock(settings)  # where a stack runs here, NATS has this host's clock
+        findings += [*check_models(settings), *nats, *check_services(settings, running)]
     if as_json:
         print_json(findings)
     else:
@@ -153,6 +156,38 @@ def check_nats(settings: Settings, running: Endpoint | None) -> Iterator[Finding
     yield _nats_version(found[1], f"at {host}:{port}")
     if '"jetstream":true' not in greeting:
         yield Finding(Level.BROKEN, f"NATS at {host}:{port} has no JetStream", "start it with a jetstream section")
+
+
+def check_clock(settings: Settings) -> Iterator[Finding]:
+    """This host's clock beside that of NATS."""
+    import asyncio
+
+    from laneway.core.errors import LanewayError
+    from laneway.runtime.bus import Bus
+    from laneway.runtime.clock import SystemClock
+    from laneway.runtime.nats_clock import TOLD_S, NatsClock
+
+    async def measured() -> NatsClock:
+        bus = await Bus.connect(settings.nats, name="doctor", role="operator")
+        try:
+            clock = NatsClock(bus, SystemClock())
+            await clock.measure()
+            return clock
+        finally:
+            await bus.close()
+
+    try:
+        skew_s = asyncio.run(measured()).skew_s
+    except (ConfigError, LanewayError) as error:
+        yield Finding(Level.NOTE, f"the clock of NATS cannot be compared with this host's: {error}")
+        return
+    if skew_s is not None and abs(skew_s) <= TOLD_S:
+        yield Finding(Level.OK, "this host's clock is that of NATS")
+        return
+    off = "by more than a day"
+    if skew_s is not None:
+        off = f"{abs(skew_s):.1f} s {'behind' if skew_s > 0.0 else 'ahead of'} that of NATS"
+    yield Finding(Level.BROKEN, f"this host's clock is off: {off}", "keep all hosts in step (NTP, chrony)")
 
 
 def check_services(settings: Settings, running: Endpoint | None) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ from laneway.policy.route import RegionDigest, Sighting, digest_of
 from laneway.routing.wire import UnreadableDigest, decode_digest, digest_to_proto
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.draining import Draining
+from laneway.runtime.nats_clock import NatsClock
 from laneway.runtime.plans import PlanView
 from laneway.runtime.settings import Settings
 from laneway.v1 import bus_pb2
@@ -40,7 +41,7 @@ _log = structlog.get_logger(__name__)
 class Exchange:
     """One region's part. `watching` first, then `run`; `sightings` may be asked at any time."""
 
-    def __init__(self, bus: Bus, settings: Settings, catalogue: Catalogue, clock: Clock) -> None:
+    def __init__(self, bus: Bus, settings: Settings, catalogue: Catalogue, system: Clock) -> None:
         self.region = settings.region.name
         self.draining = Draining(bus, self.region, self._changed)
         self._bus = bus
@@ -48,8 +49,8 @@ class Exchange:
         self._interval_s = settings.routing.digest_interval_s
         self._valid_s = settings.routing.digest_valid_s
         self._catalogue = catalogue
-        self._clock = clock
-        self._plans = PlanView(bus, self.region, clock)
+        self._clock = NatsClock(bus, system)
+        self._plans = PlanView(bus, self.region, self._clock)
         self._heard: dict[str, tuple[RegionDigest, float]] = {}  # by region, with the monotonic time it came
         self._round_trip_s: dict[str, float] = {}
         self._watchers: set[asyncio.Event] = set()
@@ -60,6 +61,7 @@ class Exchange:
         """Raises a BusError, in particular where the region is not provisioned yet."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._plans.close)
+            await stack.enter_async_context(self._clock.kept())
             await self._plans.start()
             await stack.enter_async_context(self.draining.watch())
             digests = await self._bus.listen(subjects.digest("*"), self._hear)

@@ -20,7 +20,6 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
-from laneway.core.clock import Clock
 from laneway.core.errors import LanewayError
 from laneway.runtime import metrics
 from laneway.runtime.bus_errors import (
@@ -37,9 +36,10 @@ from laneway.runtime.bus_errors import (
     WrongSequence,
     refused_act,
 )
-from laneway.runtime.clock import SystemClock
+from laneway.runtime.callbacks import Callbacks
 from laneway.runtime.connecting import SafeClient, redial
 from laneway.runtime.nats_login import check_version, connect_failure, credential_options, inbox_refused, no_jetstream
+from laneway.runtime.outbox import Outbox
 from laneway.runtime.publish_acks import Stored, read_ack
 from laneway.runtime.requests import Handler, Requests, listen
 from laneway.runtime.rights import inbox_prefix
@@ -74,18 +74,17 @@ _refused = metrics.counter("laneway_bus_publish_failures_total", "Publishes not 
 class Bus:
     """One connection. All methods may be called concurrently from the loop that connected."""
 
-    def __init__(self, client: SafeClient, name: str, timeout_s: float, clock: Clock | None = None) -> None:
+    def __init__(self, client: SafeClient, name: str, timeout_s: float) -> None:
         self.nc = client
         self.js: JetStreamContext = client.jetstream()
         self.name = name
         self._timeout_s = timeout_s
-        self._clock = clock or SystemClock()
         self.reconnects = 0
         self._requests: Requests
         self._deaf_to: set[str] = set()  # subjects whose subscription was refused, until its caller is told
         self._up = asyncio.Event()
-        self._reconnect_callbacks: list[Callable[[], None]] = []
-        self._disconnect_callbacks: list[Callable[[], None]] = []
+        self._on_reconnect, self._on_disconnect = Callbacks(), Callbacks()
+        self.outbox = Outbox(lambda: self.nc.buffered)  # while there is no connection
         self._connecting = True  # for the first time
         self._closing = False
 
@@ -161,23 +160,23 @@ class Bus:
 
     async def wait_connected(self, timeout_s: float) -> None:
         """Raises NotConnected when there is no connection within the time."""
-        if self.nc.is_connected:
-            return
         try:
             async with asyncio.timeout(timeout_s):
-                await self._up.wait()
+                while not self.nc.is_connected:
+                    if self.nc.is_closed:
+                        raise NotConnected
+                    self._up.clear()  # we are told of a loss some moments after it
+                    await self._up.wait()
         except TimeoutError as error:
             raise NotConnected(f"no connection to NATS for {timeout_s} s") from error
-        if not self.nc.is_connected:
-            raise NotConnected
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls back after each reconnect, subscriptions being in place again. Returns what takes it off."""
-        return _register(self._reconnect_callbacks, callback)
+        return self._on_reconnect.add(callback)
 
     def on_disconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls back when the connection is lost. Returns what takes it off."""
-        return _register(self._disconnect_callbacks, callback)
+        return self._on_disconnect.add(callback)
 
     def _failed(self, error: Exception) -> None:
         _errors.inc()
@@ -205,16 +204,18 @@ class Bus:
         self._up.clear()
         if not self._closing:
             _log.warning("bus_disconnected", bus=self.name)
+        # Whoever waits for what was on its way is told that it is lost, perhaps; so nothing of it is sent later.
+        self.nc.forget_buffered()
         if hasattr(self, "_requests"):
             self._requests.fail_all(lambda: NoAnswer("the connection to NATS was lost"))
-        _call_all(self._disconnect_callbacks)
+        self._on_disconnect.call()
 
     async def _reconnected(self) -> None:
         self.reconnects += 1
         _reconnects.inc()
         self._up.set()
         _log.info("bus_reconnected", bus=self.name, server=self._url())
-        _call_all(self._reconnect_callbacks)
+        self._on_reconnect.call()
 
     async def _closed(self) -> None:
         self._up.set()  # who waits for a connection learns that there is none
@@ -270,7 +271,7 @@ class Bus:
     ) -> Stored:
         try:
             if sent is None and not self.nc.is_connected:
-                await self.wait_connected(timeout_s)
+                await self._wait_to_send(len(payload), timeout_s)
             try:
                 msg = await (
                     sent or self._requests.send(subject, payload, headers, timeout_s=timeout_s, patient=patient)
@@ -284,8 +285,15 @@ class Bus:
             _refused.labels(error.reason).inc()
             raise
 
+    async def _wait_to_send(self, size_bytes: int, timeout_s: float) -> None:
+        """Raises NotConnected at once where too much waits already, else when the time is over."""
+        with self.outbox.room(size_bytes):
+            await self.wait_connected(timeout_s)
+
     async def emit(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """Publishes a core message: at most once, to whoever listens now."""
+        """Publishes a core message: at most once, to whoever listens now, or when there is a connection again."""
+        if not self.nc.is_connected:
+            self.outbox.check(len(payload))
         try:
             self.nc.post(subject, payload, headers=headers)
         except nats.errors.Error as error:
@@ -326,7 +334,8 @@ class Bus:
     ) -> Msg:
         """A plain request, such as a direct get. Raises NoStream, NoAnswer, NotConnected."""
         timeout_s = timeout_s or self._timeout_s * API_PATIENCE
-        await self.wait_connected(timeout_s)
+        if not self.nc.is_connected:
+            await self._wait_to_send(len(payload), timeout_s)
         try:
             return await self._requests.send(subject, payload, headers, timeout_s=timeout_s)
         except nats.errors.Error as error:
@@ -372,13 +381,11 @@ class Bus:
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()
 
-    async def server_skew_s(self) -> float:
-        """NATS server time minus ours: what to add to our wall clock before comparing with schedules."""
-        before = self._clock.now()
-        msg = await self.request("$SYS.REQ.USER.INFO", b"")
-        after = self._clock.now()
+    async def server_time_s(self, timeout_s: float | None = None) -> float:
+        """The wall time of the server that we are connected to, at some moment of this call. Raises a BusError."""
+        msg = await self.request("$SYS.REQ.USER.INFO", b"", timeout_s=timeout_s)
         stamp = msgspec.json.decode(msg.data)["server"]["time"]
-        return datetime.fromisoformat(stamp).timestamp() - (before + after) / 2
+        return datetime.fromisoformat(stamp).timestamp()
 
     async def close(self) -> None:
         """Flushes what was published and closes, within CLOSE_TIMEOUT_S. Never drains: that may take 30 s."""
@@ -391,16 +398,3 @@ class Bus:
                     with contextlib.suppress(BusError):
                         await self.flush(1.0)
                 await self.nc.close()
-
-
-def _register(callbacks: list[Callable[[], None]], callback: Callable[[], None]) -> Callable[[], None]:
-    callbacks.append(callback)
-    return lambda: callbacks.remove(callback) if callback in callbacks else None
-
-
-def _call_all(callbacks: list[Callable[[], None]]) -> None:
-    for callback in tuple(callbacks):
-        try:
-            callback()
-        except Exception as error:  # noqa: BLE001 - raising here would end nats-py's reconnecting for good
-            _log.error("bus_callback_failed", error=repr(error), exc_info=error)

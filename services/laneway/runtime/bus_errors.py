@@ -19,6 +19,8 @@ from laneway.core.errors import (
     Unavailable,
 )
 
+AWAY_RETRY_S = 1.0  # what a caller is told to wait
+
 # Numbers of nats-server's server/errors.json.
 ERR_STREAM_NOT_FOUND = 10059
 ERR_STREAM_NAME_IN_USE = 10058
@@ -52,13 +54,20 @@ class OutOfStorage(BusError, StorageFull):
     """The account or server has no storage left; nothing was stored."""
 
 
-class NotConnected(BusError, Unavailable):
+class _NothingDone(BusError, Unavailable):
+    """NATS cannot be reached now; nothing was done, so that whoever asked may ask again soon."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message, retry_after_s=AWAY_RETRY_S)
+
+
+class NotConnected(_NothingDone):
     """There is no connection to NATS; nothing was sent."""
 
     default_reason = "NOT_CONNECTED"
 
 
-class NoStream(BusError, Unavailable):
+class NoStream(_NothingDone):
     """No stream takes this subject now (not provisioned, or no leader); nothing was stored."""
 
     default_reason = "NO_STREAM"

@@ -40,6 +40,16 @@ class SafeClient(Client):
         """Most bytes of payload and headers that may be published."""
         return self.max_payload - PAYLOAD_HEADROOM_BYTES
 
+    @property
+    def buffered(self) -> tuple[int, int]:
+        """Messages and bytes that are to be written yet; without a connection, once there is one."""
+        return len(self._pending), self._pending_data_size
+
+    def forget_buffered(self) -> None:
+        """What is to be written yet never will be."""
+        self._pending = []
+        self._pending_data_size = 0
+
     def post(
         self,
         subject: str,
@@ -163,23 +173,19 @@ class SafeClient(Client):
         of a read loop that died while the close waited for the same socket, which is nobody's wish to cancel us.
         """
         if not self.is_connected:
-            self._forget_pending()
+            self.forget_buffered()
         task = asyncio.current_task()
         try:
             await super()._close(status, do_cbs)
         except (OSError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
                 raise
-            self._forget_pending()
+            self.forget_buffered()
             self._status = Client.DISCONNECTED  # a closed client would not be closed again
             if self._transport is not None:  # whoever waits for its end once more may get that cancellation again
                 self._transport.close()  # type: ignore[no-untyped-call]  # nats-py has no types for it
                 self._transport = None
             await super()._close(status, do_cbs)
-
-    def _forget_pending(self) -> None:
-        self._pending = []
-        self._pending_data_size = 0
 
 
 def redial(

@@ -111,9 +111,10 @@ class PlanView:
             self._take(found.data, self._clock.monotonic() - await self._age_s(found))
 
     async def _age_s(self, found: StoredMessage) -> float:
-        """How long ago a message was stored; by the clock of NATS at both ends, so that ours need not be right."""
+        """How long ago a message was stored, by the clock of NATS at both ends: it is asked, since ours may not be
+        measured yet."""
         stored_s = datetime.fromisoformat(found.headers[TIME_STAMP]).timestamp()
-        return max(0.0, self._clock.now() + await self._bus.server_skew_s() - stored_s)
+        return max(0.0, await self._bus.server_time_s() - stored_s)
 
     def _received(self, msg: Msg) -> None:
         self._take(msg.data, self._clock.monotonic())

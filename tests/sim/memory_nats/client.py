@@ -104,6 +104,13 @@ class MemoryClient(SafeClient):
 
     # --- to the server -------------------------------------------------------------------------------
 
+    @property
+    def buffered(self) -> tuple[int, int]:
+        return len(self._unsent), sum(len(payload) for _, payload, _, _ in self._unsent)
+
+    def forget_buffered(self) -> None:
+        self._unsent.clear()
+
     def post(
         self,
         subject: str,

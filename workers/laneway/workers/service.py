@@ -27,6 +27,7 @@ from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.clock import SYSTEM_RANDOM
 from laneway.runtime.leases import LeaseKeeper, LeaseWatcher
 from laneway.runtime.link import LinkWatch
+from laneway.runtime.nats_clock import NatsClock
 from laneway.runtime.plans import PlanView
 from laneway.runtime.puller import LanePuller
 from laneway.runtime.records import RecordStore
@@ -77,12 +78,12 @@ class Worker:
         options: WorkerOptions,
         make_engine: Callable[[], Engine],
         token_bytes: Callable[[int], bytes],
-        clock: Clock,
+        system: Clock,
         random: Random = SYSTEM_RANDOM,
     ) -> None:
         self._bus = bus
         self._options = options
-        self._clock = clock
+        self._clock = clock = NatsClock(bus, system)
         self._started_s = clock.now()
         region, me = options.region, options.worker_id
         self.rates = Rates(options.pool.prefill_tokens_per_s)
@@ -125,6 +126,8 @@ class Worker:
     async def run(self, stop: asyncio.Event, on_ready: Callable[[], None] = lambda: None) -> None:
         """Serves until `stop` is set, then drains. Raises WorkerBroken, EngineStartError, or what the bus says."""
         async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(self._clock.kept())
+            self._started_s = self._clock.now()
             await self._watcher.start()
             stack.push_async_callback(self._watcher.close)
             await self._plans.start()
