@@ -1,0 +1,243 @@
+"""Counts after a drill, from every place that claims to know: what was stored, what callers were told, what is live."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import urllib.request
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from laneway.client import JobState, LanewayError, SchedulerClient
+from laneway.core import subjects
+from laneway.core.job import JobRecord
+from laneway.core.lanes import LANES
+from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.following import follow
+from laneway.runtime.headers import ack_sequence
+from laneway.runtime.reading import last_from_leader, subject_list
+from laneway.runtime.wire.records import decode_record
+from laneway.v1 import bus_pb2
+from tests.support.drill_load import TENANT, Asked, Way
+from tests.support.drill_stack import DrillStack
+from tests.support.nats import REGION, eventually
+
+# Ends of the names of gauges that say what there is or should be, not what is live.
+NOT_LIVE = ("_capacity_slots", "_capacity_tokens", "_desired_workers", "_created", "_used_ratio", "_info")
+QUIET_S_MAX = 45.0  # from the last end to all counts being zero: leases and beats of what died must run out
+
+
+@dataclass
+class Ends:
+    """Terminal records as they were stored, each once: a second one under another sequence is a second end."""
+
+    stored: dict[str, dict[int, JobState]] = field(default_factory=lambda: defaultdict(dict))  # by job and sequence
+
+    @property
+    def twice(self) -> dict[str, dict[int, JobState]]:
+        return {job_id: found for job_id, found in self.stored.items() if len(found) > 1}
+
+    async def listen(self, bus: Bus) -> None:
+        async with follow(bus, subjects.jobs_stream(REGION), subjects.records_of(REGION), headers_only=True) as heads:
+            async for msg in heads:
+                state = (msg.headers or {}).get(subjects.H_RECORD_STATE)
+                if state is not None and JobState(state).terminal:
+                    job_id = subjects.record_parts(msg.subject)[2]
+                    self.stored[job_id][ack_sequence(msg.reply)] = JobState(state)
+
+
+@asynccontextmanager
+async def ends_of(bus: Bus) -> AsyncIterator[Ends]:
+    """All ends from now on, across restarts of NATS."""
+    ends = Ends()
+    task = asyncio.ensure_future(ends.listen(bus))
+    try:
+        yield ends
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def all_records(bus: Bus) -> dict[str, JobRecord]:
+    """Every record that the region holds, from its leader."""
+    stream = subjects.jobs_stream(REGION)
+    out: dict[str, JobRecord] = {}
+    found = await subject_list(bus, stream, subjects.records_of(REGION))
+    for begin in range(0, len(found), 100):
+        part = found[begin : begin + 100]
+        for last in await asyncio.gather(*(last_from_leader(bus, stream, subject) for subject in part)):
+            if last is not None:
+                record = decode_record(last.data)
+                out[record.job_id] = record
+    return out
+
+
+async def verdicts(bus: Bus) -> dict[str, Counter[str]]:
+    """Every stored verdict, by job: how often which."""
+    stream = subjects.verdict_stream(REGION)
+    info = await bus.api(f"STREAM.INFO.{stream}", {})
+    out: dict[str, Counter[str]] = defaultdict(Counter)
+    total = int(info["state"]["messages"])
+    seen = 0
+    async with follow_all(bus, stream, f"verdict.{REGION}.{TENANT}.*") as messages:
+        while seen < total:
+            verdict = bus_pb2.IngestVerdict.FromString((await anext(messages)).data)
+            out[verdict.job_id][verdict.error.reason if verdict.HasField("error") else "OK"] += 1
+            seen += 1
+    return out
+
+
+@asynccontextmanager
+async def follow_all(bus: Bus, stream: str, wanted: str) -> AsyncIterator[AsyncIterator]:
+    """As `follow`; verdicts have a subject each, so the last of each subject is all."""
+    async with follow(bus, stream, wanted) as messages:
+        yield messages
+
+
+# --- what is live ------------------------------------------------------------------------------------
+
+
+async def live(stack: DrillStack, bus: Bus) -> dict[str, float]:
+    """A recount of all that is live, from everybody who counts."""
+    counts: dict[str, float] = {}
+    streams = [subjects.lane_stream(REGION, lane) for lane in LANES]
+    for stream in (*streams, subjects.ingest_stream(REGION)):
+        info = await bus.api(f"STREAM.INFO.{stream}", {})
+        counts[f"messages of {stream}"] = info["state"]["messages"]
+        listed = await bus.api(f"CONSUMER.LIST.{stream}", {})
+        for consumer in listed["consumers"]:
+            counts[f"{stream} {consumer['name']} unacknowledged"] = consumer["num_ack_pending"]
+            counts[f"{stream} {consumer['name']} pending"] = consumer["num_pending"]
+    for child in stack.children:
+        address = stack.addresses.metrics.get(child.name)
+        if address and child.alive:
+            for name, value in (await gauges(address)).items():
+                counts[f"{name} of {child.name}"] = value
+    async with SchedulerClient(stack.addresses.scheduler) as scheduler:
+        async for worker in scheduler.list_workers():
+            counts[f"running at {worker.name}"] = worker.running
+            counts[f"KV of {worker.name}"] = worker.kv_tokens_used
+        async for lane in scheduler.list_lanes():
+            counts[f"{lane.lane} as listed"] = lane.ready + lane.running + lane.parked
+    return counts
+
+
+async def gauges(address: str) -> dict[str, float]:
+    request = f"http://{address}/metrics"
+    text = await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=10).read().decode())
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        if family.type == "gauge" and family.name.startswith("laneway_") and not family.name.endswith(NOT_LIVE):
+            found[family.name] = sum(sample.value for sample in family.samples)
+    return found
+
+
+async def nothing_is_live(stack: DrillStack, bus: Bus, timeout_s: float = QUIET_S_MAX) -> dict[str, float]:
+    """Waits until every count is zero; fails with those that are not."""
+    last: dict[str, float] = {}
+
+    async def quiet() -> bool:
+        nonlocal last
+        with contextlib.suppress(BusError, LanewayError):
+            last = await live(stack, bus)
+            return not any(last.values())
+        return False
+
+    try:
+        await eventually(quiet, timeout_s)
+    except TimeoutError:
+        left = {name: count for name, count in last.items() if count}
+        raise AssertionError(f"still live: {left}") from None
+    assert sum(name.startswith("laneway_worker_running_jobs") for name in last) >= 1
+    assert sum(name.startswith("laneway_door_streams") for name in last) == len(stack.doors)
+    return last
+
+
+# --- what was promised -------------------------------------------------------------------------------
+
+
+@dataclass
+class Verdict:
+    """What came of a drill."""
+
+    jobs: int
+    states: Counter[str]
+    told: dict[str, Counter[str]]
+    attempts: Counter[int]
+    wrong: list[str]
+
+    def __str__(self) -> str:
+        told = "; ".join(f"{way}: {dict(words)}" for way, words in self.told.items())
+        return f"{self.jobs} jobs: {dict(self.states)}; by attempts {dict(sorted(self.attempts.items()))}\n  {told}"
+
+
+# What a caller may be told where its door or its NATS died, its job being attached to that door.
+BROKEN = frozenset(
+    {"CONNECTION_LOST", "NO_SERVICE", "UNAVAILABLE", "OUTCOME_UNKNOWN", "CANCELLED", "CALLER_GONE", "DRAINING"}
+)
+
+
+def judge(asked: Iterable[Asked], records: dict[str, JobRecord], ends: Ends, said: dict[str, Counter[str]]) -> Verdict:
+    """Compares what callers saw with what is stored. Every promise that was broken is named with its job."""
+    everybody = list(asked)
+    wrong: list[str] = []
+    told: dict[str, Counter[str]] = defaultdict(Counter)
+    for each in everybody:
+        told[each.way].update(each.told)
+        wrong += [f"{each.key} ({each.way}, {each.job_id}): {text}" for text in _wrong(each, records, said)]
+    for job_id, found in ends.twice.items():
+        wrong.append(f"{job_id} ended {len(found)} times: {sorted(s.value for s in found.values())}")
+    known = {each.job_id for each in everybody}
+    for job_id, record in records.items():
+        if not record.state.terminal:
+            wrong.append(f"{job_id} is {record.state} for ever")
+        if job_id not in known and record.state is JobState.SUCCEEDED:
+            wrong.append(f"{job_id} ran for nobody")
+        stored = ends.stored.get(job_id)
+        if stored is not None and record.state not in stored.values():
+            wrong.append(f"{job_id} ended {stored} and is {record.state} now")
+    states = Counter(record.state.value for record in records.values())
+    attempts = Counter(record.attempt for record in records.values() if record.state is JobState.SUCCEEDED)
+    return Verdict(len(records), states, told, attempts, wrong)
+
+
+def _wrong(asked: Asked, records: dict[str, JobRecord], said: dict[str, Counter[str]]) -> list[str]:
+    if len(asked.told) != 1:
+        return [f"was told {asked.told}"]
+    told, expected = asked.told[0], asked.expected
+    record = records.get(asked.job_id)
+    if record is None:
+        return [] if told in BROKEN and not asked.ids else [f"was told {told}, and there is no record"]
+    out: list[str] = []
+    if asked.ids != expected[: len(asked.ids)]:
+        out.append(f"heard another answer: {asked.ids} for {expected}")
+    if record.result is not None and list(record.result.token_ids) != expected:
+        out.append(f"the stored answer is another: {record.result.token_ids}")
+    may_break = asked.way in (Way.ATTACHED, Way.LEFT)
+    match told:
+        case JobState.SUCCEEDED:
+            if record.state is not JobState.SUCCEEDED:
+                out.append(f"was told {told}, and the record is {record.state}")
+            if asked.way is not Way.LEFT and asked.ids != expected:
+                out.append(f"was told {told} and heard {len(asked.ids)} of {len(expected)} tokens")
+        case JobState.CANCELLED if asked.way in (Way.LEFT, Way.CANCELLED):
+            if record.state is not JobState.CANCELLED:
+                out.append(f"was told {told}, and the record is {record.state}")
+        case _ if may_break and told in BROKEN:
+            if record.state not in (JobState.SUCCEEDED, JobState.CANCELLED):
+                out.append(f"was told {told}, and the record is {record.state}: {record.error}")
+        case _:
+            out.append(f"was told {told}; the record is {record.state}: {record.error}")
+    if asked.way is Way.PRODUCED and said.get(asked.job_id) != Counter(OK=1):
+        out.append(f"verdicts {said.get(asked.job_id)}")
+    return out
+
+
+def longest(stalls: Sequence[float]) -> str:
+    ordered = sorted(stalls)
+    return f"median {ordered[len(ordered) // 2]:.2f} s, longest {ordered[-1]:.2f} s" if ordered else "none"
