@@ -45,7 +45,7 @@ def test_version():
 
 def test_every_command_has_help():
     names = "demo up doctor config generate submit watch cancel quote jobs explain lanes workers drain undrain pause"
-    for name in [*names.split(), "resume", "models", "regions", "admission", "scheduler", "routing", "worker"]:
+    for name in [*names.split(), "resume", "dead", "models", "regions", "admission", "scheduler", "routing", "worker"]:
         result = runner.invoke(app, [name, "--help"])
         assert result.exit_code == 0, name
         assert len(result.output.splitlines()) > 4, name
@@ -59,6 +59,10 @@ def test_every_command_has_help():
         ["generate", "Hi", "--max-tokens", "0"],
         ["submit", "Hi", "--label", "no-equals"],
         ["pause", "fast"],
+        ["dead"],
+        ["dead", "requeue"],
+        ["dead", "list", "--lane", "fast"],
+        ["dead", "purge", "local-1", "--lane", "batch"],
         ["nonsense"],
         ["config", "show", "--set", "nonsense"],
         ["config", "show", "--set", "nats.nonsense=1"],

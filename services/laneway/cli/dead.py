@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -133,10 +134,8 @@ def purge(
     if job_ids and chosen:
         raise typer.BadParameter("give either jobs or options that select them")
     if not job_ids and not yes:
-        asked = (
-            f"Remove {' '.join(['every dead letter', *chosen]) if chosen else 'every dead letter that you may see'}?"
-        )
-        if not typer.confirm(asked, err=True):
+        what = " ".join(["every dead letter", *chosen]) if chosen else "every dead letter that you may see"
+        if not _confirmed(f"Remove {what}?"):
             fail("nothing was removed")
     before_s = time.time() - older_than if older_than is not None else None
 
@@ -151,6 +150,11 @@ def purge(
             print(f"{purged} dead letter{'' if purged == 1 else 's'} removed")
 
     run(work)
+
+
+def _confirmed(question: str) -> bool:
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _selection(lane: Lane | None, reason: str, tenant: str, older_than_s: float | None) -> list[str]:
