@@ -23,6 +23,7 @@ from google.protobuf.message import Message
 
 from laneway.admission import signals
 from laneway.admission.ingest_messages import encode_verdict, parse_body
+from laneway.core.dead_letters import DeadLetter
 from laneway.core.errors import Code
 from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
 from laneway.core.job import (
@@ -45,6 +46,7 @@ from laneway.core.subjects import ParkSubject
 from laneway.policy.route import ModelDigest, RegionDigest
 from laneway.routing.wire import decode_digest, digest_to_proto
 from laneway.runtime.wire import records
+from laneway.runtime.wire.dead_letters import decode_dead_letter, encode_dead_letter
 from laneway.scheduler.leader import Term
 from laneway.v1 import admission_pb2, bus_pb2, common_pb2, routing_pb2, scheduler_pb2, task_pb2
 from laneway.workers.messages import Attachment, CancelHint, Control, DoorBeat, DrainHint, parse_control
@@ -147,6 +149,7 @@ RECORD = JobRecord(
     timings=Timings(NOW_S, NOW_S + 5.0, NOW_S + 5.5, NOW_S + 6.0, 0.25, 0.5),
     idempotency_key="order-17",
     origin="NATS",
+    requeued_from="eu-01900000-0000-7000-8000-000000000000",
 )
 TASK = GenerateTask(
     prompt_ids=(72, 105, 33),
@@ -173,6 +176,7 @@ TASK = GenerateTask(
     adapter="legal",
     cache_salt="acme-1",
 )
+DEAD_LETTER = DeadLetter(RECORD, LaneJob(RECORD, TASK), NOW_S + 6.0)
 LEASE = WorkerLease(
     worker_id="w1-1a",
     name="w1",
@@ -272,6 +276,11 @@ def _event_bytes(event: signals.Event) -> bytes:
     return signals.encode_event(event.record, worker_id=event.worker_id, with_record=True)
 
 
+def _dead_letter_bytes(letter: DeadLetter) -> bytes:
+    assert letter.job is not None
+    return encode_dead_letter(letter.record, records.encode_lane_job(letter.job), letter.died_s)
+
+
 def _control_bytes(control: Control) -> bytes:
     match control:
         case DoorBeat():
@@ -309,6 +318,7 @@ KINDS = (
     # Stored on NATS.
     kind("job_record", bus_pb2.JobRecord, RECORD, records.encode_record, records.decode_record),
     kind("lane_message", bus_pb2.LaneMessage, LaneJob(RECORD, TASK), records.encode_lane_job, records.decode_lane_job),
+    kind("dead_letter", bus_pb2.StoredDeadLetter, DEAD_LETTER, _dead_letter_bytes, decode_dead_letter),
     kind("park_subject", None, PARK, lambda park: str(park).encode(), lambda data: ParkSubject.parse(data.decode())),
     kind("worker_lease", bus_pb2.WorkerLease, LEASE, records.encode_lease, records.decode_lease),
     kind("plan", scheduler_pb2.Plan, PLAN, records.encode_plan, records.decode_plan),

@@ -91,7 +91,7 @@ def test_the_schema_written_today_is_read_by_the_release_before():
         assert schemas(name)["written"] in schemas_read(), f"what release {name} left stored could not be read"
 
 
-@pytest.mark.parametrize("name", ["job_record", "lane_message", "worker_lease"])
+@pytest.mark.parametrize("name", ["job_record", "lane_message", "dead_letter", "worker_lease"])
 def test_a_message_is_read_for_one_schema_after_its_own(name: str, monkeypatch: pytest.MonkeyPatch):
     kind = KIND_OF[name]
     data = kind.encode()
