@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from laneway.core import ids, subjects
 from laneway.core.catalogue import Capabilities, Catalogue
-from laneway.core.dead_letters import POISON, UNREADABLE_JOB, DeadLetter, given_up
+from laneway.core.dead_letters import POISON, TASK_LOST, UNREADABLE_JOB, DeadLetter, given_up
 from laneway.core.errors import Code
 from laneway.core.job import Attempt, GenerateTask, JobError, JobRecord, LaneJob, Sampling
 from laneway.core.lanes import JobState, Lane, OnDisconnect
@@ -38,9 +38,11 @@ def dead(reason: str = POISON, **changes: object) -> JobRecord:
     return replace(record, contract=replace(record.contract, deadline_s=NOW_S + 60.0), timings=timings, **changes)
 
 
-@pytest.mark.parametrize("reason", [POISON, UNREADABLE_JOB])
-def test_what_workers_give_up_is_dead(reason: str):
+@pytest.mark.parametrize(("reason", "requeueable"), [(POISON, True), (UNREADABLE_JOB, True), (TASK_LOST, False)])
+def test_what_workers_give_up_is_dead(reason: str, requeueable: bool):
     assert given_up(dead(reason))
+    letter = DeadLetter(dead(reason), make_job(make_record()), NOW_S)
+    assert letter.requeueable is dead_letter_to_proto(letter).requeueable is requeueable
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from laneway.core.lanes import JobState
 
 POISON = "POISON"  # its attempts ended without a result, too often
 UNREADABLE_JOB = "UNREADABLE_JOB"  # its lane message cannot be read
+TASK_LOST = "TASK_LOST"  # its prompt was in the object store, and is gone from there
 
-_REASONS = frozenset({POISON, UNREADABLE_JOB})
+_REASONS = frozenset({POISON, UNREADABLE_JOB, TASK_LOST})
 
 
 class DeadLetter(Struct, frozen=True):
@@ -27,6 +28,11 @@ class DeadLetter(Struct, frozen=True):
     @property
     def reason(self) -> str:
         return self.record.error.reason if self.record.error is not None else ""
+
+    @property
+    def requeueable(self) -> bool:
+        """Whether what it was to do is known. Its prompt may still be kept elsewhere, and gone by then."""
+        return self.job is not None and self.reason != TASK_LOST
 
     @property
     def span_s(self) -> float:

@@ -21,13 +21,19 @@ from laneway.core import ids
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
 from laneway.core.dead_letters import DeadLetter
-from laneway.core.errors import DeadLetterNotFound, InvalidRequest, JobNotFound, NotRequeueable, PermissionDenied
+from laneway.core.errors import (
+    DeadLetterNotFound,
+    InvalidRequest,
+    JobNotFound,
+    NotRequeueable,
+    ObjectLost,
+    PermissionDenied,
+)
 from laneway.core.job import JobRecord
 from laneway.runtime.auth import Caller
 from laneway.runtime.bus import BusError
 from laneway.runtime.dead_letters import DeadLetterFilter, DeadLetterStore
 from laneway.runtime.logging import get_logger
-from laneway.runtime.objects import ObjectLost
 from laneway.runtime.paging import make_token, page_size_of, read_token
 from laneway.runtime.references import References
 from laneway.runtime.settings import PolicySettings

@@ -68,7 +68,7 @@ def _row(letter: DeadLetter) -> tuple[object, ...]:
         letter.tenant,
         letter.model,
         letter.prompt_tokens,
-        "possible" if letter.requeueable else "no: the job cannot be read",
+        "possible" if letter.requeueable else "impossible",
     )
 
 

@@ -131,11 +131,11 @@ class DeadLetter:
     tenant: str
     model: str
     lane: Lane
-    reason: str  # POISON, UNREADABLE_JOB
+    reason: str  # POISON, UNREADABLE_JOB, TASK_LOST
     message: str
     died_s: float  # Unix seconds
     attempts: tuple[DeadAttempt, ...]  # oldest first
-    requeueable: bool  # False where the stored job itself could not be read
+    requeueable: bool  # False where the stored job could not be read, or its prompt was lost
     prompt_tokens: int
     max_tokens: int
     labels: Mapping[str, str]

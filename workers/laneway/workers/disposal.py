@@ -12,7 +12,7 @@ import structlog
 
 from laneway.core import job as jobs
 from laneway.core.clock import Clock
-from laneway.core.dead_letters import UNREADABLE_JOB
+from laneway.core.dead_letters import TASK_LOST, UNREADABLE_JOB
 from laneway.core.errors import Code
 from laneway.core.job import JobError, JobRecord, QueuedJob
 from laneway.runtime.bus import BusError
@@ -21,8 +21,6 @@ from laneway.workers.claims import Ack, Claims, Delivered, Nak, Term, queue_dead
 from laneway.workers.dead_letters import DeadLetters
 from laneway.workers.deliveries import answer, word_of
 from laneway.workers.endings import Endings
-
-TASK_LOST = "TASK_LOST"
 
 _log = structlog.get_logger(__name__)
 

@@ -59,7 +59,7 @@ def dead_letter_to_proto(letter: DeadLetter) -> admission_pb2.DeadLetter:
             admission_pb2.DeadAttempt(attempt=a.attempt, worker_id=a.owner, claimed_at=timestamp_of(a.claimed_s))
             for a in record.lineage
         ],
-        requeueable=letter.job is not None,
+        requeueable=letter.requeueable,
         prompt_tokens=record.prompt_tokens,
         max_tokens=record.max_tokens,
         labels=record.contract.labels,
