@@ -30,6 +30,7 @@ class ReleaseReason(StrEnum):
     READY_SHORT = "READY_SHORT"  # the pool would run dry before the scheduler looks again
     LATEST_START_NEAR = "LATEST_START_NEAR"
     OVERDUE = "OVERDUE"  # past its latest start and still parked: its schedule did not fire
+    STRANDED = "STRANDED"  # past its fire time and still parked: NATS had no storage then
 
 
 class HoldReason(StrEnum):

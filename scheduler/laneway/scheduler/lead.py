@@ -22,7 +22,7 @@ from laneway.core.fleet import Plan
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.policy.release import ReleaseParams
 from laneway.runtime import metrics
-from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.bus import Bus, BusError, OutOfStorage
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.records import RecordStore
@@ -35,6 +35,7 @@ from laneway.scheduler.pauses import Pauses
 from laneway.scheduler.planner import Planner
 from laneway.scheduler.releaser import Releaser
 from laneway.scheduler.stagger import Staggerer
+from laneway.scheduler.stranded import StrandedJobs
 from laneway.scheduler.sweeps import Sweeper
 
 LOOK_GAP_S = 0.02  # between two looks at least
@@ -96,6 +97,8 @@ class Lead:
             lists=lists, before=before,
         )  # fmt: skip
         self._staggerer = Staggerer(lanes, clock, may_act)
+        self._stranded = StrandedJobs(lanes, self.parking.index, self.releaser, clock, may_act)
+        self.releaser.on_out_of_storage = self._stranded.suspect
 
     async def run(self) -> None:
         """Until cancelled. Raises a BusError when the index cannot be built."""
@@ -106,6 +109,7 @@ class Lead:
                     group.create_task(self._persist(self._reconcile, RECONCILE_S))
                     group.create_task(self._persist(self.sweeper.follow, RETRY_S))
                     group.create_task(self.sweeper.run())
+                    group.create_task(self._stranded.run())
 
     async def _looks(self) -> None:
         while True:
@@ -113,6 +117,8 @@ class Lead:
             try:
                 await self.look()
             except* BusError as group:
+                if group.subgroup(OutOfStorage):
+                    self._stranded.suspect()
                 _log.warning("look_failed", error=str(group.exceptions[0]))
                 await asyncio.sleep(RETRY_S)
             await asyncio.sleep(max(LOOK_GAP_S, min(self._interval_s, self._planning_s / LOOK_SHARE)))

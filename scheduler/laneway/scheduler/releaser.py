@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -16,9 +16,18 @@ from laneway.core.clock import Clock
 from laneway.core.fleet import Plan
 from laneway.core.lanes import Lane
 from laneway.core.subjects import ParkSubject
-from laneway.policy.release import FIRE_GUARD_S, Ledger, Release, ReleaseParams, choose, room_of, why_held
+from laneway.policy.release import (
+    FIRE_GUARD_S,
+    Ledger,
+    Release,
+    ReleaseParams,
+    ReleaseReason,
+    choose,
+    room_of,
+    why_held,
+)
 from laneway.runtime import metrics
-from laneway.runtime.bus import BusError
+from laneway.runtime.bus import BusError, OutOfStorage
 from laneway.runtime.lanes import LaneStore, ReleaseOutcome
 from laneway.scheduler.decisions import DecisionLog, Step
 from laneway.scheduler.parking import Parking
@@ -42,6 +51,7 @@ class Releaser:
         released: Counter[tuple[str, Lane]],
     ) -> None:
         self.acting: set[str] = set()  # jobs whose release is under way: in the index no more, and not yet ready
+        self.on_out_of_storage: Callable[[], None] = lambda: None
         self._lanes = lanes
         self._parking = parking
         self._decisions = decisions
@@ -66,14 +76,25 @@ class Releaser:
                 self._ledger.charge(release)
             chosen += some
         self._note_held(plan, now_s)
-        self.acting = {release.park.job for release in chosen}
+        await self._act_all(chosen)
+        return len(chosen) >= self._params.releases_max
+
+    async def rescue(self, parks: Iterable[ParkSubject]) -> None:
+        """Releases jobs whose schedule did not fire, whatever room there is."""
+        rescued = [Release(park, ReleaseReason.STRANDED, 1.0) for park in parks if self._parking.forget(park.job)]
+        for release in rescued:
+            self._ledger.charge(release)
+        await self._act_all(rescued)
+
+    async def _act_all(self, releases: Sequence[Release]) -> None:
+        acting = {release.park.job for release in releases}
+        self.acting |= acting
         try:
             async with asyncio.TaskGroup() as group:
-                for release in chosen:
+                for release in releases:
                     group.create_task(self._act(release))
         finally:
-            self.acting = set()
-        return len(chosen) >= self._params.releases_max
+            self.acting -= acting
 
     def held_because(self, park: ParkSubject, plan: Plan) -> Step:
         """Why a job is parked at this moment."""
@@ -107,6 +128,8 @@ class Releaser:
             try:
                 outcome = await self._lanes.release(park, now_s=self._clock.now(), reason=release.reason.value)
             except BusError as error:
+                if isinstance(error, OutOfStorage):
+                    self.on_out_of_storage()
                 _log.warning("release_failed", job_id=park.job, lane=park.lane.value, error=error.message)
                 _outcomes.labels(lane=park.lane.value, pool=park.pool, outcome="failed").inc()
                 self._parking.take_back(park, self._clock.now() + RETRY_S)

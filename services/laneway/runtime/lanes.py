@@ -152,6 +152,11 @@ class LaneStore:
                 raise
         return ReleaseOutcome.RELEASED
 
+    async def fires_at_s(self, park: ParkSubject) -> float | None:
+        """When NATS is to fire a parked job, in its time; None if it is not parked any more."""
+        parked = await self._parked_message(park)
+        return parked.fire_at_s if parked is not None else None
+
     async def _parked_message(self, park: ParkSubject) -> _Parked | None:
         stream = subjects.lane_stream(self._region, park.lane)
         found = await last_message(self._bus, stream, str(park))
