@@ -35,7 +35,16 @@ pytestmark = pytest.mark.wire
 READY = f"lane.{REGION}.batch.{POOL}.any.{TENANT}.j"
 PARK = f"park.{REGION}.batch.{POOL}.{TENANT}.0.1.1.g.j"
 RECORD = f"job.{REGION}.{TENANT}.j"
-STREAMS = ("JOBS_local", "PRIORITY_local", "BATCH_local", "INGEST_local", "VERDICTS_local", "KV_PLAN_local")
+LETTER = f"dead.{REGION}.batch.POISON.j"
+STREAMS = (
+    "JOBS_local",
+    "PRIORITY_local",
+    "BATCH_local",
+    "INGEST_local",
+    "VERDICTS_local",
+    "DEAD_local",
+    "KV_PLAN_local",
+)
 # Making, changing and removing streams and consumers.
 PROVISIONING = [
     *(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE", "DELETE") for stream in STREAMS),
@@ -50,36 +59,39 @@ DRAINING = "$KV.PLAN_local.draining"
 
 FORBIDDEN = {
     "worker": [
-        *PROVISIONING, *PURGES, *KEYS[1:], DRAINING, READY, PARK, f"verdict.{REGION}.{TENANT}.j",
+        *PROVISIONING, *PURGES, *KEYS[1:], DRAINING, READY, f"park.{REGION}.priority.{POOL}.{TENANT}.0.1.1.g.j",
+        PARK.replace(REGION, "another", 1), f"verdict.{REGION}.{TENANT}.j",
         f"ingest.{REGION}.batch.{TENANT}", "ctl.another-worker", "ctl.routing.local", "digest.local",
         "$JS.API.CONSUMER.CREATE.JOBS_local", "$JS.API.CONSUMER.MSG.NEXT.INGEST_local.admission",
         "$JS.ACK.INGEST_local.admission.1.1.1.1.0", "$JS.API.STREAM.MSG.GET.BATCH_local",
         "$JS.API.DIRECT.GET.VERDICTS_local.>", "job.another.t.j",
+        "dead.another.batch.POISON.j", "$JS.API.STREAM.MSG.GET.DEAD_local",
     ],
     "admission": [
-        *PROVISIONING, *KEYS, DRAINING, "$JS.API.STREAM.PURGE.JOBS_local", "$JS.API.STREAM.PURGE.VERDICTS_local",
+        *PROVISIONING, *KEYS, DRAINING, LETTER,
+        "$JS.API.STREAM.PURGE.JOBS_local", "$JS.API.STREAM.PURGE.VERDICTS_local",
         "$JS.API.CONSUMER.CREATE.JOBS_local",
         "$JS.API.CONSUMER.MSG.NEXT.BATCH_local.batch_chat-small_any",
         "$JS.ACK.BATCH_local.batch_chat-small_any.1.1.1.1.0", "tok.door", "digest.local", "ctl.routing.local",
         f"ingest.{REGION}.batch.{TENANT}", "job.another.t.j",
     ],
     "scheduler": [
-        *PROVISIONING, KEYS[0], DRAINING, "$JS.API.STREAM.PURGE.JOBS_local", "tok.door", "digest.local",
+        *PROVISIONING, KEYS[0], DRAINING, LETTER, "$JS.API.STREAM.PURGE.JOBS_local", "tok.door", "digest.local",
         "$JS.API.CONSUMER.MSG.NEXT.BATCH_local.batch_chat-small_any", f"verdict.{REGION}.{TENANT}.j",
         f"ingest.{REGION}.batch.{TENANT}", "ctl.routing.local",
     ],
     "routing": [
-        *PROVISIONING, *PURGES, *KEYS, READY, PARK, RECORD, f"verdict.{REGION}.{TENANT}.j", "tok.door",
+        *PROVISIONING, *PURGES, *KEYS, LETTER, READY, PARK, RECORD, f"verdict.{REGION}.{TENANT}.j", "tok.door",
         f"ev.{REGION}.j", "ctl.worker", "digest.another", "$JS.API.DIRECT.GET.JOBS_local.>",
     ],
     "operator": [
-        *PURGES, *KEYS, DRAINING, READY, PARK, RECORD, f"verdict.{REGION}.{TENANT}.j", "tok.door", "ctl.worker",
+        *PURGES, *KEYS, DRAINING, LETTER, READY, PARK, RECORD, f"verdict.{REGION}.{TENANT}.j", "tok.door", "ctl.worker",
         "$JS.API.STREAM.MSG.GET.BATCH_local", "$JS.API.DIRECT.GET.PRIORITY_local.>",
         "$JS.API.STREAM.MSG.GET.INGEST_local",
         "$JS.API.STREAM.DELETE.JOBS_local", "$JS.API.CONSUMER.DELETE.BATCH_local.batch_chat-small_any",
     ],
     "producer-acme": [
-        *PROVISIONING, *PURGES, *KEYS, DRAINING, READY, PARK, RECORD, f"verdict.{REGION}.acme.j", "tok.door",
+        *PROVISIONING, *PURGES, *KEYS, DRAINING, LETTER, READY, PARK, RECORD, f"verdict.{REGION}.acme.j", "tok.door",
         f"ingest.{REGION}.batch.other", f"ev.{REGION}.j", "$JS.API.INFO", "$JS.API.STREAM.INFO.JOBS_local",
         "$JS.API.DIRECT.GET.JOBS_local.job.local.other.*", "$JS.API.DIRECT.GET.VERDICTS_local.verdict.local.other.*",
         "$JS.API.DIRECT.GET.VERDICTS_local", "$JS.API.STREAM.MSG.GET.VERDICTS_local",
@@ -131,13 +143,15 @@ async def may_listen(bus: Bus, subject: str) -> bool:
 
 
 ALLOWED = {
-    "worker": [RECORD, "tok.door", f"ev.{REGION}.j", KEYS[0], "$JS.ACK.BATCH_local.c.1.1.1.1.0"],
+    "worker": [RECORD, PARK, LETTER, "tok.door", f"ev.{REGION}.j", KEYS[0], "$JS.ACK.BATCH_local.c.1.1.1.1.0"],
     "admission": [
         RECORD,
         READY,
         PARK,
         f"verdict.{REGION}.{TENANT}.j",
         "ctl.worker",
+        "$JS.API.STREAM.MSG.GET.DEAD_local",
+        "$JS.API.STREAM.PURGE.DEAD_local",
         "$JS.ACK._.A.INGEST_local.c.1.1.1.1.0.r",
     ],
     "scheduler": [RECORD, READY, PARK, *KEYS[1:], "ctl.worker", "$JS.FC.JOBS_local.c.1"],
