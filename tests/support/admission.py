@@ -18,10 +18,11 @@ from laneway.admission.server import serve
 from laneway.core import subjects
 from laneway.core.clock import Clock
 from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
-from laneway.core.job import JobRecord, Result, Usage, claim, fail, succeed
+from laneway.core.job import GenerateTask, JobRecord, LaneJob, Result, Usage, claim, fail, succeed
 from laneway.core.lanes import LANES, FinishReason, JobState, Lane
 from laneway.runtime.auth import Caller
 from laneway.runtime.bus import Bus, WrongSequence
+from laneway.runtime.catalogue import catalogue_of
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.grpc_errors import from_rpc_error
 from laneway.runtime.lanes import LaneStore
@@ -245,6 +246,12 @@ class Held:
     @property
     def record(self) -> JobRecord:
         return self.stored.record
+
+    @property
+    def task(self) -> GenerateTask:
+        job = self.delivery.job
+        assert isinstance(job, LaneJob), "the task is in the object store"
+        return job.task
 
 
 class PuppetWorker:

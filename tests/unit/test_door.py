@@ -28,7 +28,7 @@ async def test_a_read_that_is_answered_after_the_end_changes_nothing():
     nobody: Any = None
     for late in (False, True):
         clock, records = ManualClock(), Slow()
-        door = Door("door-a", nobody, "local", records, nobody, nobody, nobody, clock, DoorLimits())  # type: ignore[arg-type] # answers as a RecordStore does
+        door = Door("door-a", nobody, "local", records, nobody, nobody, nobody, nobody, clock, DoorLimits())  # type: ignore[arg-type] # answers as a RecordStore does
         record = replace(make_record(), attached=True)
         stream = door.open(record)
         reading = asyncio.ensure_future(door._read_record(stream))

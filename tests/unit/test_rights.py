@@ -93,3 +93,31 @@ def test_each_producer_has_an_inbox_of_its_own():
 def test_a_producers_rights_need_a_tenant():
     with pytest.raises(ValueError, match="tenant"):
         service_rights(Role.PRODUCER, "eu")
+
+
+def test_objects_are_written_by_doors_and_workers_alone_and_taken_away_by_whoever_must():
+    chunk, facts = "$O.OBJECTS_eu.C.acme.eu-1.task.x.0", "$O.OBJECTS_eu.M.bmFtZQ=="
+    acts = {
+        "write": (chunk, facts),
+        "read": (f"$JS.API.DIRECT.GET.OBJ_OBJECTS_eu.{chunk}",),
+        "remove": ("$JS.API.STREAM.PURGE.OBJ_OBJECTS_eu",),
+    }
+    may = {
+        role: {
+            act
+            for act, subjects in acts.items()
+            if all(any(covers(p, subject) for p in service_rights(role, "eu").publish) for subject in subjects)
+        }
+        for role in ROLES
+    }
+    assert may == {
+        Role.ADMISSION: {"write", "read", "remove"},
+        Role.WORKER: {"write", "read", "remove"},
+        Role.SCHEDULER: {"remove"},
+        Role.ROUTING: set(),
+        Role.OPERATOR: {"read"},
+    }
+    publish = producer_rights("eu", "acme").publish
+    assert [act for act, subjects in acts.items() if any(covers(p, s) for p in publish for s in subjects)] == ["read"]
+    assert not any(covers(p, acts["read"][0].replace("acme", "other")) for p in publish)
+    assert not any(covers(p, f"$JS.API.DIRECT.GET.OBJ_OBJECTS_eu.{facts}") for p in publish)

@@ -13,6 +13,7 @@ from laneway.core.errors import Code
 from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
 from laneway.core.job import (
     SCHEMA,
+    SCHEMA_BY_REFERENCE,
     Attempt,
     Contract,
     GenerateTask,
@@ -39,7 +40,7 @@ from laneway.runtime.wire.records import (
     encode_plan,
     encode_record,
 )
-from laneway.runtime.wire.responses import finished_of, record_to_job, result_chunk
+from laneway.runtime.wire.responses import finished_of, record_to_job, result_chunks
 from laneway.v1 import bus_pb2, common_pb2
 
 # Wall times of now and later, and none; spans in whole nanoseconds; finite numbers.
@@ -74,7 +75,7 @@ _timings = st.builds(Timings, _wall, _wall, _wall, _wall, _span, _span)
 _records = st.builds(
     JobRecord, job_id=_text, tenant=_text, region=_text, model=_text, tier=_text, pool=_text, contract=_contracts,
     verdict=_verdicts, prompt_tokens=_u32, max_tokens=_u32, state=st.sampled_from(JobState), attempt=_u32,
-    lineage=st.lists(st.builds(Attempt, _u32, _u32, _text, _wall), max_size=2).map(tuple), starts=_u32, clean=_u32,
+    lineage=st.lists(st.builds(Attempt, _u32, _u32, _text, _wall, st.booleans()), max_size=2).map(tuple), starts=_u32, clean=_u32,
     owner=_text, door=_text, attached=st.booleans(), publish_by_s=_wall, body_digest=st.binary(max_size=32),
     checkpoint_index=_u32, latest_start_s=_wall, device_ms=_u64, result=_maybe | _results, error=_maybe | _errors,
     timings=_timings, idempotency_key=_text, origin=_text,
@@ -150,7 +151,10 @@ RECORD = JobRecord(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("schema", "readable"), [(SCHEMA, True), (SCHEMA + 1, False), (0, False)])
+@pytest.mark.parametrize(
+    ("schema", "readable"),
+    [(SCHEMA, True), (SCHEMA_BY_REFERENCE, True), (SCHEMA_BY_REFERENCE + 1, False), (0, False)],
+)
 def test_a_schema_of_the_future_is_not_guessed_at(schema, readable):
     message = bus_pb2.JobRecord.FromString(encode_record(RECORD))
     message.schema = schema
@@ -191,7 +195,11 @@ class TestResponses:
 
     @pytest.mark.parametrize("first", range(4))
     def test_a_result_goes_on_from_any_token(self, first):
-        head, tail = result_chunk(self.RESULT, 0), result_chunk(self.RESULT, first)
+        (head,) = result_chunks(self.RESULT, 0, 1000)
+        if first == 3:
+            assert list(result_chunks(self.RESULT, first, 1000)) == []
+            return
+        (tail,) = result_chunks(self.RESULT, first, 1000)
         assert tail.first_index == first
         assert list(tail.token_ids) == list(head.token_ids)[first:]
         assert tail.text == "héllo"[sum((1, 0, 4)[:first]) :]

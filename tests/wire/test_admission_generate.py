@@ -59,7 +59,7 @@ async def test_accepted_first_then_all_tokens_then_finished(door: Gate, worker: 
     assert accepted.verdict.reason == "LANE_OPEN"
     held = await worker.take()
     assert (held.record.tenant, held.record.attached, held.record.origin) == ("default", True, "GRPC")
-    assert held.delivery.job.task.prompt_ids == tuple(b"Hello")
+    assert held.task.prompt_ids == tuple(b"Hello")
     await worker.send(held, 0, "ab")
     await worker.send(held, 2, "c")
     await worker.finish(held, "abc")
@@ -77,7 +77,7 @@ async def test_accepted_first_then_all_tokens_then_finished(door: Gate, worker: 
 async def test_doubled_shuffled_and_foreign_batches_leave_no_trace(door: Gate, worker: PuppetWorker):
     first, second = door.stub.Generate(generate("one")), door.stub.Generate(generate("two"))
     await asyncio.gather(first.read(), second.read())
-    held = {bytes(h.delivery.job.task.prompt_ids): h for h in [await worker.take(), await worker.take()]}
+    held = {bytes(h.task.prompt_ids): h for h in [await worker.take(), await worker.take()]}
     one, two = held[b"one"], held[b"two"]
     await worker.send_batch([(one, 0, "ab"), (two, 0, "x")])
     await worker.send_batch([(one, 0, "ab"), (two, 0, "x")])
@@ -357,7 +357,7 @@ async def test_a_reader_who_is_slow_gets_everything_and_holds_up_nobody(nats_ser
     async with open_gate(nats_server, tmp_path, settings) as (door, worker):
         slow, quick = door.stub.Generate(generate("slow")), door.stub.Generate(generate("quick"))
         await asyncio.gather(opening(slow), opening(quick))
-        held = {bytes(h.delivery.job.task.prompt_ids): h for h in [await worker.take(), await worker.take()]}
+        held = {bytes(h.task.prompt_ids): h for h in [await worker.take(), await worker.take()]}
         text = "x" * 50_000  # far beyond what HTTP/2 and this door keep for a reader
         for first in range(0, 200_000, len(text)):
             await worker.send(held[b"slow"], first, text)

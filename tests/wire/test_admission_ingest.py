@@ -73,7 +73,7 @@ async def test_a_message_becomes_a_job_of_the_subjects_tenant(opened: tuple[Gate
     assert (record.tenant, record.origin, record.contract.lane) == (ACME, "NATS", Lane.BATCH)
     assert record.contract.labels == {"a": "b"}
     held = await worker.take(Lane.BATCH)
-    assert held.delivery.job.task.prompt_ids == tuple(b"Hello")
+    assert held.task.prompt_ids == tuple(b"Hello")
     await worker.finish(held, "done")
     assert (await door.record(verdict.job_id, ACME)).state is JobState.SUCCEEDED
 

@@ -179,10 +179,10 @@ class Answering(LaneStore):
         super().__init__(bus, REGION)
         self._error = error
 
-    async def put_ready(self, job: job.LaneJob, record_sequence: int, data: bytes = b"") -> None:
+    async def put_ready(self, job: job.QueuedJob, record_sequence: int, data: bytes = b"") -> None:
         raise self._error
 
-    def begin_put_ready(self, job: job.LaneJob, record_sequence: int, data: bytes) -> Any:
+    def begin_put_ready(self, job: job.QueuedJob, record_sequence: int, data: bytes) -> Any:
         return self.put_ready(job, record_sequence, data)
 
 

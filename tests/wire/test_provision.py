@@ -41,7 +41,7 @@ async def update_stream(bus: Bus, name: str, **changes: object) -> None:
 async def test_a_second_run_changes_nothing(bus: Bus):
     first = await provision_region(bus, small_catalogue())
     second = await provision_region(bus, small_catalogue())
-    assert len(first) == 15
+    assert len(first) == 16
     assert second == []
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JobRecord(_message.Message):
-    __slots__ = ("schema", "job_id", "tenant", "region", "model", "tier", "pool", "state", "attempt", "lineage", "starts", "clean", "owner", "door", "publish_by", "body_digest", "contract", "verdict", "checkpoint_index", "result", "error", "timings", "attached", "prompt_tokens", "max_tokens", "latest_start", "device_ms", "idempotency_key", "origin", "preemptions", "requeued_from", "result_object")
+    __slots__ = ("schema", "job_id", "tenant", "region", "model", "tier", "pool", "state", "attempt", "lineage", "starts", "clean", "owner", "door", "publish_by", "body_digest", "contract", "verdict", "checkpoint_index", "result", "error", "timings", "attached", "prompt_tokens", "max_tokens", "latest_start", "device_ms", "idempotency_key", "origin", "preemptions", "requeued_from", "result_object", "retries")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class JobRecord(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     REQUEUED_FROM_FIELD_NUMBER: _ClassVar[int]
     RESULT_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
     schema: int
     job_id: str
     tenant: str
@@ -77,7 +78,8 @@ class JobRecord(_message.Message):
     preemptions: int
     requeued_from: str
     result_object: ObjectRef
-    def __init__(self, schema: _Optional[int] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., region: _Optional[str] = ..., model: _Optional[str] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., attempt: _Optional[int] = ..., lineage: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., starts: _Optional[int] = ..., clean: _Optional[int] = ..., owner: _Optional[str] = ..., door: _Optional[str] = ..., publish_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., contract: _Optional[_Union[_common_pb2.Contract, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., checkpoint_index: _Optional[int] = ..., result: _Optional[_Union[_task_pb2.Result, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.JobError, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., attached: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., latest_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., device_ms: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., origin: _Optional[str] = ..., preemptions: _Optional[int] = ..., requeued_from: _Optional[str] = ..., result_object: _Optional[_Union[ObjectRef, _Mapping]] = ...) -> None: ...
+    retries: int
+    def __init__(self, schema: _Optional[int] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., region: _Optional[str] = ..., model: _Optional[str] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., attempt: _Optional[int] = ..., lineage: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., starts: _Optional[int] = ..., clean: _Optional[int] = ..., owner: _Optional[str] = ..., door: _Optional[str] = ..., publish_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., contract: _Optional[_Union[_common_pb2.Contract, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., checkpoint_index: _Optional[int] = ..., result: _Optional[_Union[_task_pb2.Result, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.JobError, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., attached: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., latest_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., device_ms: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., origin: _Optional[str] = ..., preemptions: _Optional[int] = ..., requeued_from: _Optional[str] = ..., result_object: _Optional[_Union[ObjectRef, _Mapping]] = ..., retries: _Optional[int] = ...) -> None: ...
 
 class ObjectRef(_message.Message):
     __slots__ = ("name", "size_bytes", "sha256")
@@ -90,18 +92,20 @@ class ObjectRef(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("attempt", "start_index", "owner", "claimed_at", "begun")
+    __slots__ = ("attempt", "start_index", "owner", "claimed_at", "begun", "yielded_at")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     START_INDEX_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_AT_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
+    YIELDED_AT_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     start_index: int
     owner: str
     claimed_at: _timestamp_pb2.Timestamp
     begun: bool
-    def __init__(self, attempt: _Optional[int] = ..., start_index: _Optional[int] = ..., owner: _Optional[str] = ..., claimed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., begun: _Optional[bool] = ...) -> None: ...
+    yielded_at: _timestamp_pb2.Timestamp
+    def __init__(self, attempt: _Optional[int] = ..., start_index: _Optional[int] = ..., owner: _Optional[str] = ..., claimed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., begun: _Optional[bool] = ..., yielded_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class LaneMessage(_message.Message):
     __slots__ = ("schema", "record", "task", "task_object")
@@ -116,20 +120,16 @@ class LaneMessage(_message.Message):
     def __init__(self, schema: _Optional[int] = ..., record: _Optional[_Union[JobRecord, _Mapping]] = ..., task: _Optional[_Union[_task_pb2.GenerateTask, _Mapping]] = ..., task_object: _Optional[_Union[ObjectRef, _Mapping]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("schema", "job_id", "attempt", "from_index", "token_ids", "logprobs")
+    __slots__ = ("schema", "owner_check", "token_ids", "logprobs")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
-    JOB_ID_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    FROM_INDEX_FIELD_NUMBER: _ClassVar[int]
+    OWNER_CHECK_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     schema: int
-    job_id: str
-    attempt: int
-    from_index: int
+    owner_check: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_task_pb2.TokenLogprob]
-    def __init__(self, schema: _Optional[int] = ..., job_id: _Optional[str] = ..., attempt: _Optional[int] = ..., from_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_task_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
+    def __init__(self, schema: _Optional[int] = ..., owner_check: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_task_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class StoredDeadLetter(_message.Message):
     __slots__ = ("schema", "record", "message", "died_at")

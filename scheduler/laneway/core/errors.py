@@ -207,6 +207,19 @@ class EngineFailed(LanewayError):
     default_reason = "ENGINE_FAILED"
 
 
+class ObjectStoreFull(StorageFull):
+    """The object store has no room; nothing of it was kept."""
+
+    default_reason = "OBJECT_STORE_FULL"
+
+
+class ObjectLost(LanewayError):
+    """What the object store held is gone, or it is not what was put there."""
+
+    row = ErrorRow(Code.DATA_LOSS, 500, False, "lost")
+    default_reason = "OBJECT_LOST"
+
+
 class ResultTooLarge(LanewayError):
     """The result is too large for an answer to one call; Watch streams it."""
 

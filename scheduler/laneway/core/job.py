@@ -15,8 +15,11 @@ from msgspec.structs import replace
 
 from laneway.core.errors import Code
 from laneway.core.lanes import FinishReason, Isolation, JobState, Lane, OnDisconnect, Phase, VerdictKind
+from laneway.core.objects import ObjectRef
 
 SCHEMA = 1
+# Of messages that refer to an object: who does not know of objects would take the rest for the whole.
+SCHEMA_BY_REFERENCE = 2
 
 
 class Sampling(Struct, frozen=True):
@@ -135,9 +138,11 @@ class Timings(Struct, frozen=True):
 
 class Attempt(Struct, frozen=True):
     attempt: int
-    start_index: int
+    start_index: int  # the first token that it emits itself, once it has begun
     owner: str
     claimed_s: float
+    begun: bool = False  # has_begun reads it
+    yielded_s: float = 0.0  # when it gave way to priority work, Unix seconds; 0: it did not
 
 
 class JobRecord(Struct, frozen=True):
@@ -156,12 +161,14 @@ class JobRecord(Struct, frozen=True):
     lineage: tuple[Attempt, ...] = ()
     starts: int = 0
     clean: int = 0
+    retries: int = 0  # claims that followed a failed start, each paid from a retry budget
+    preemptions: int = 0  # of `clean`, those in which it gave way to priority work
     owner: str = ""
     door: str = ""
     attached: bool = False
     publish_by_s: float = 0.0
     body_digest: bytes = b""
-    checkpoint_index: int = 0
+    checkpoint_index: int = 0  # tokens that checkpoints held when it was given back
     latest_start_s: float = 0.0
     device_ms: int = 0
     result: Result | None = None
@@ -169,6 +176,8 @@ class JobRecord(Struct, frozen=True):
     timings: Timings = Timings()
     idempotency_key: str = ""
     origin: str = "GRPC"
+    requeued_from: str = ""  # the job that was given up, where this one runs it again
+    result_object: ObjectRef | None = None  # holds the result; `result` has its finish reason and usage only
 
 
 class IllegalTransition(Exception):
@@ -196,9 +205,34 @@ def claim(
         attempt=attempt,
         owner=owner,
         starts=record.starts + 1,
-        lineage=(*record.lineage, Attempt(attempt, start_index, owner, now_s)),
+        retries=max(record.retries, strikes(record)),
+        lineage=(*record.lineage, Attempt(attempt, start_index, owner, now_s, begun=attempt == 1)),
         timings=replace(record.timings, claimed_s=now_s, first_token_s=0.0),
     )
+
+
+def strikes(record: JobRecord) -> int:
+    """Starts that ended neither in a result nor on purpose."""
+    return record.starts - record.clean
+
+
+def is_retry(record: JobRecord) -> bool:
+    """Whether the next claim follows a failed start, and no claim has followed that one yet."""
+    return strikes(record) > record.retries
+
+
+def by_reference(record: JobRecord, stored: ObjectRef) -> JobRecord:
+    """The record of a job that has a result, once that is in the object store."""
+    assert record.result is not None, "there is no result to refer to"
+    head = Result("", (), (), record.result.finish_reason, record.result.usage)
+    return replace(record, result=head, result_object=stored)
+
+
+def answer_tokens(record: JobRecord) -> int:
+    """How many tokens the answer has, wherever they are; 0 without a result."""
+    if record.result is None:
+        return 0
+    return record.result.usage.completion_tokens if record.result_object else len(record.result.token_ids)
 
 
 def _owned(record: JobRecord, owner: str, attempt: int) -> None:
@@ -207,10 +241,20 @@ def _owned(record: JobRecord, owner: str, attempt: int) -> None:
 
 
 def set_start_index(record: JobRecord, owner: str, attempt: int, start_index: int) -> JobRecord:
-    """The record after its owner learned from which token index this attempt goes on."""
+    """The record after its owner learned from which token index this attempt goes on: it has begun."""
     _owned(record, owner, attempt)
-    last = replace(record.lineage[-1], start_index=start_index)
-    return replace(record, lineage=(*record.lineage[:-1], last))
+    last = replace(record.lineage[-1], start_index=start_index, begun=True)
+    checkpoint_index = min(record.checkpoint_index, start_index)  # what was kept beyond it does not count any more
+    return replace(record, lineage=(*record.lineage[:-1], last), checkpoint_index=checkpoint_index)
+
+
+def has_begun(attempt: Attempt) -> bool:
+    """Whether the start index of an attempt stands. Before that it emits nothing, and what came before it counts.
+
+    A first attempt begins at 0 with its claim. Older releases do not say of others, but where they went on they wrote
+    the index.
+    """
+    return attempt.begun or attempt.attempt == 1 or attempt.start_index > 0
 
 
 def succeed(record: JobRecord, owner: str, attempt: int, result: Result, timings: Timings) -> JobRecord:
@@ -223,16 +267,28 @@ def fail(record: JobRecord, owner: str, attempt: int, error: JobError, now_s: fl
     return _end(record, JobState.FAILED, error, now_s)
 
 
-def hand_back(record: JobRecord, owner: str, attempt: int) -> JobRecord:
-    """The record after its owner gave it back on purpose (drain, preemption): it does not count as a failure."""
-    _owned(record, owner, attempt)
-    return replace(record, state=JobState.WAITING, owner="", clean=record.clean + 1)
+def hand_back(record: JobRecord, owner: str, attempt: int, checkpoint_index: int | None = None) -> JobRecord:
+    """The record after its owner gave it back on purpose (drain, preemption): it does not count as a failure.
+
+    `checkpoint_index`: tokens that its checkpoints are known to hold; None: as the record has it.
+    """
+    return replace(requeue(record, owner, attempt, checkpoint_index), clean=record.clean + 1)
 
 
-def requeue(record: JobRecord, owner: str, attempt: int) -> JobRecord:
+def give_way(
+    record: JobRecord, owner: str, attempt: int, now_s: float, checkpoint_index: int | None = None
+) -> JobRecord:
+    """The record after its owner let it yield to priority work: handed back, and counted, since nobody yields often."""
+    back = hand_back(record, owner, attempt, checkpoint_index)
+    last = replace(record.lineage[-1], yielded_s=now_s)
+    return replace(back, preemptions=record.preemptions + 1, lineage=(*record.lineage[:-1], last))
+
+
+def requeue(record: JobRecord, owner: str, attempt: int, checkpoint_index: int | None = None) -> JobRecord:
     """The record after its owner lost the run without meaning to (its engine died): WAITING, and a failed start."""
     _owned(record, owner, attempt)
-    return replace(record, state=JobState.WAITING, owner="")
+    kept = record.checkpoint_index if checkpoint_index is None else checkpoint_index
+    return replace(record, state=JobState.WAITING, owner="", checkpoint_index=kept)
 
 
 def reject(record: JobRecord, error: JobError, now_s: float) -> JobRecord:
@@ -284,3 +340,20 @@ class LaneJob(Struct, frozen=True):
 
     record: JobRecord
     task: GenerateTask
+
+
+class ReferredJob(Struct, frozen=True):
+    """A job on its way to a worker whose task is too large for its message: it is in the object store."""
+
+    record: JobRecord
+    task_object: ObjectRef
+
+
+QueuedJob = LaneJob | ReferredJob
+
+
+def tokens_of(job: QueuedJob) -> int:
+    """Of prompt and answer together: what the job needs room for."""
+    if isinstance(job, LaneJob):
+        return len(job.task.prompt_ids) + job.task.sampling.max_tokens
+    return job.record.prompt_tokens + job.record.max_tokens

@@ -6,12 +6,14 @@ Caller text never enters a subject: each token was checked or is ours. See docs/
 from __future__ import annotations
 
 import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from sys import intern
 
 from msgspec import Struct
 
 from laneway.core.ids import is_token
 from laneway.core.lanes import Lane
+from laneway.core.objects import ObjectName
 
 SUBJECT_BYTES_MAX = 512
 HOME_ANY = "any"
@@ -186,6 +188,81 @@ def ingest_parts(subject: str) -> tuple[str, str, str]:
 
 def verdict(region: str, tenant: str, job: str) -> str:
     return _join("verdict", region, tenant, job)
+
+
+# --- checkpoints -----------------------------------------------------------------------------------
+
+
+def checkpoint(region: str, job: str, attempt: int, from_index: int) -> str:
+    return _join("ckpt", region, job, str(attempt), str(from_index))
+
+
+def checkpoints_of(region: str, job: str) -> str:
+    return _join("ckpt", region, job, ">")
+
+
+def checkpoint_parts(subject: str) -> tuple[int, int]:
+    """(attempt, index of the first token) of a checkpoint subject."""
+    *_, attempt, from_index = subject.split(".")
+    return int(attempt), int(from_index)
+
+
+# --- dead letters ----------------------------------------------------------------------------------
+
+
+def dead_letter(region: str, lane: Lane, reason: str, job: str) -> str:
+    return _join("dead", region, lane.value, reason, job)
+
+
+def dead_letters(region: str, lane: Lane | None = None, reason: str = "", job: str = "") -> str:
+    """Filter of those of a lane, for a reason, of a job; what is not given is any."""
+    return _join("dead", region, lane.value if lane is not None else "*", reason or "*", job or "*")
+
+
+# --- object store ----------------------------------------------------------------------------------
+# The official format: an object `name` of a bucket has its facts at $O.<bucket>.M.<base64 of the name> and its chunks
+# at $O.<bucket>.C.<the id in the facts>. Our id ends with a wildcard: each chunk has a subject of its own, so that it
+# can be read by a direct get, to which rights can be given for one tenant alone.
+
+
+def objects_bucket(region: str) -> str:
+    return f"OBJECTS_{region}"
+
+
+def objects_stream(region: str) -> str:
+    return f"OBJ_{objects_bucket(region)}"
+
+
+def objects(region: str) -> str:
+    """Filter of all objects' facts and chunks."""
+    return f"$O.{objects_bucket(region)}.>"
+
+
+def objects_of(region: str, tenant: str) -> str:
+    """Filter of the chunks of one tenant's objects."""
+    return f"$O.{objects_bucket(region)}.C.{_join(tenant)}.>"
+
+
+def object_facts(region: str, name: ObjectName) -> str:
+    return f"$O.{objects_bucket(region)}.M.{urlsafe_b64encode(str(name).encode()).decode()}"
+
+
+def object_id(name: ObjectName) -> str:
+    """As the facts give it: clients put it behind `$O.<bucket>.C.` and get the filter of the object's chunks."""
+    return f"{_join(*name.tokens)}.*"
+
+
+def object_chunk(region: str, name: ObjectName, number: int | None = None) -> str:
+    """The subject of a chunk, from 0; without a number, the filter of all."""
+    return f"$O.{objects_bucket(region)}.C.{_join(*name.tokens)}.{'*' if number is None else number}"
+
+
+def object_parts(subject: str) -> tuple[ObjectName, bool]:
+    """Whose object a subject belongs to, and whether it is that of its facts. ValueError: not one of ours."""
+    _, _, kind, rest = subject.split(".", 3)
+    if kind == "M":
+        return ObjectName.parse(urlsafe_b64decode(rest).decode()), True
+    return ObjectName.parse("/".join(rest.split(".")[:-1])), False
 
 
 # --- core NATS -------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from laneway.runtime.settings import Settings
 from laneway.runtime.wire.records import UnreadableMessage, decode_lease
 from laneway.scheduler.decisions import DecisionLog
 from laneway.scheduler.leader import Leadership
+from laneway.scheduler.object_sweep import SWEEP_EVERY_S, ObjectSweep
 from laneway.scheduler.parking import Parking
 from laneway.scheduler.pauses import Pauses
 from laneway.scheduler.planner import Planner
@@ -96,6 +97,7 @@ class Lead:
             parked=self.parking.index.get, ended=self.parking.forget, may_act=may_act, interval_s=own.sweep_s,
             lists=lists, before=before,
         )  # fmt: skip
+        self._object_sweep = ObjectSweep(bus, region, clock, may_act=may_act, lists=lists)
         self._staggerer = Staggerer(lanes, clock, may_act)
         self._stranded = StrandedJobs(lanes, self.parking.index, self.releaser, clock, may_act)
         self.releaser.on_out_of_storage = self._stranded.suspect
@@ -110,6 +112,7 @@ class Lead:
                     group.create_task(self._persist(self.sweeper.follow, RETRY_S))
                     group.create_task(self.sweeper.run())
                     group.create_task(self._stranded.run())
+                    group.create_task(self._persist(self._object_sweep.sweep, SWEEP_EVERY_S))
 
     async def _looks(self) -> None:
         while True:

@@ -9,15 +9,25 @@ more is answered as OUTCOME_UNKNOWN with the job id.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from msgspec import Struct
 
 from laneway.core.clock import Clock
-from laneway.core.errors import LaneSaturated, LanewayError, OutcomeUnknown, StorageFull, Unavailable
-from laneway.core.job import GenerateTask, IllegalTransition, JobRecord, LaneJob, refuse, stored_late
+from laneway.core.errors import (
+    InvalidRequest,
+    LaneSaturated,
+    LanewayError,
+    ObjectStoreFull,
+    OutcomeUnknown,
+    StorageFull,
+    Unavailable,
+)
+from laneway.core.job import GenerateTask, IllegalTransition, JobRecord, LaneJob, ReferredJob, refuse, stored_late
 from laneway.core.lanes import JobState
+from laneway.core.objects import ObjectRef
 from laneway.policy.admit import Decision, Placement
 from laneway.policy.grouping import group_of
 from laneway.runtime.bus import (
@@ -34,7 +44,9 @@ from laneway.runtime.bus_errors import PayloadTooLarge
 from laneway.runtime.grpc_errors import job_error_of
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.logging import get_logger
+from laneway.runtime.objects import ObjectTooLarge
 from laneway.runtime.records import RecordExists, RecordStore, StoredRecord
+from laneway.runtime.references import References
 from laneway.runtime.wire.records import encode_lane_job, encode_record
 
 RETRY_EVERY_S = 0.1
@@ -55,24 +67,39 @@ class Acceptance(Struct, frozen=True):
 
 
 class _Message:
-    """A job as it is stored and as it is queued; each is encoded once."""
+    """A job as it is stored and as it is queued; each is encoded once. `task_object`: its task is there instead."""
 
-    __slots__ = ("_data", "job", "record_data")
+    __slots__ = ("_data", "job", "record_data", "task_object")
 
-    def __init__(self, job: LaneJob) -> None:
+    def __init__(self, job: LaneJob, task_object: ObjectRef | None = None) -> None:
         self.job = job
+        self.task_object = task_object
         self.record_data = encode_record(job.record)
         self._data = b""
 
     def encode(self) -> bytes:
-        self._data = self._data or encode_lane_job(self.job, self.record_data)
+        if not self._data:
+            job, stored = self.job, self.task_object
+            queued = job if stored is None else ReferredJob(job.record, stored)
+            self._data = encode_lane_job(queued, self.record_data)
         return self._data
 
 
 class Acceptor:
-    def __init__(self, records: RecordStore, lanes: LaneStore, clock: Clock) -> None:
+    def __init__(
+        self,
+        records: RecordStore,
+        lanes: LaneStore,
+        clock: Clock,
+        references: References | None = None,
+        objects_full: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`references`: to where large tasks go; None: nowhere. `objects_full`: what room is left there is for the
+        results of accepted jobs."""
         self._records = records
         self._lanes = lanes
+        self._references = references
+        self._objects_full = objects_full
         self._clock = clock
 
     def accept(
@@ -82,6 +109,9 @@ class Acceptor:
 
         A job whose record is left to its first claim is on its way to its lane when this returns.
         """
+        large = self._references.large(task) if self._references is not None else b""
+        if self._references is not None and large:
+            return self._accept_large(self._references, LaneJob(record, task), large, decision, full_retry_s)
         message = _Message(LaneJob(record, task))
         if stored_late(record) and decision.placement is Placement.READY:
             sent = self._lanes.begin_put_ready(message.job, 0, message.encode())
@@ -103,6 +133,49 @@ class Acceptor:
             await self._refuse(stored, refusal)
             raise
         return Acceptance(record, 0, unstored=True)
+
+    async def _accept_large(
+        self,
+        references: References,
+        job: LaneJob,
+        task: bytes,
+        decision: Decision,
+        full_retry_s: Callable[[], float],
+    ) -> Acceptance:
+        """The task goes to the object store first, and the record is never left to the first claim: an object without a
+        record is one that nobody refers to, and swept."""
+        stored = await self._store_task(references, job.record, task)
+        try:
+            accepted = await self._accept(_Message(job, stored), decision, full_retry_s)
+        except (LaneSaturated, PayloadTooLarge, NotPublished):  # after anything else it may be in its lane
+            await _take_back(references, stored)
+            raise
+        if accepted.existing:
+            await _take_back(references, stored)
+        return accepted
+
+    async def _store_task(self, references: References, record: JobRecord, task: bytes) -> ObjectRef:
+        while True:
+            trouble: BusError
+            try:
+                if self._objects_full():
+                    raise ObjectStoreFull
+                return await references.put_task(record, task, self._clock.now())
+            except ObjectStoreFull as full:
+                raise ObjectStoreFull(full.message, retry_after_s=UNREACHABLE_RETRY_S) from full
+            except ObjectTooLarge as error:
+                raise InvalidRequest(
+                    f"the prompt is too large: {error.message}", field="spec.generate", reason="PROMPT_TOO_LARGE"
+                ) from error
+            except (NoStream, NotConnected, NoAnswer, WrongSequence, PublishUnknown) as error:
+                trouble = error
+            if self._clock.now() + RETRY_EVERY_S >= record.publish_by_s:
+                raise NotPublished(
+                    f"the prompt could not be stored: {trouble.message}",
+                    reason=trouble.reason,
+                    retry_after_s=UNREACHABLE_RETRY_S,
+                ) from trouble
+            await asyncio.sleep(RETRY_EVERY_S)
 
     async def _accept(self, message: _Message, decision: Decision, full_retry_s: Callable[[], float]) -> Acceptance:
         record = message.job.record
@@ -234,6 +307,11 @@ class Acceptor:
         record = stored.record
         found = await self._records.get(record.region, record.tenant, record.job_id, leader=True)
         return found or stored
+
+
+async def _take_back(references: References, stored: ObjectRef) -> None:
+    with contextlib.suppress(BusError):  # it expires by itself
+        await references.remove(stored)
 
 
 def _same_write(found: JobRecord, ours: JobRecord) -> bool:

@@ -15,7 +15,7 @@ from laneway.core.job import JobRecord, Verdict
 from laneway.core.lanes import JobState, Lane
 from laneway.runtime import metrics
 from laneway.runtime.grpc_errors import error_of
-from laneway.runtime.wire.chunks import merge_pieces
+from laneway.runtime.wire.chunks import merged
 
 _ttft = metrics.histogram("laneway_ttft_seconds", "From receipt to the first piece of the answer.", ("lane",))
 _ttft_of = {lane: _ttft.labels(lane=lane.value) for lane in Lane}
@@ -47,7 +47,8 @@ class Answer:
             if first:
                 self._first()
                 first = False
-            yield merge_pieces(waiting)
+            for piece in merged(waiting):
+                yield piece
 
     def _first(self) -> None:
         if self._received_s is not None:

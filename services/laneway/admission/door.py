@@ -26,13 +26,14 @@ from laneway.admission.signals import Attachment, decode_event, decode_tokens, e
 from laneway.admission.streams import Offer, Stream, StreamLimits, beyond_end, spliced
 from laneway.core import subjects
 from laneway.core.clock import Clock
-from laneway.core.errors import DeadlineExceeded, JobNotFound, LanewayError
-from laneway.core.job import JobRecord, stored_late
+from laneway.core.errors import DeadlineExceeded, JobNotFound, LanewayError, ObjectLost
+from laneway.core.job import JobRecord, answer_tokens, stored_late
 from laneway.core.lanes import JobState, Phase
 from laneway.runtime.bus import Bus
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.logging import get_logger
 from laneway.runtime.records import RecordStore
+from laneway.runtime.references import References, is_whole
 from laneway.runtime.wire.chunks import rest_of
 from laneway.runtime.wire.records import UnreadableMessage
 
@@ -61,6 +62,7 @@ class Door:
         bus: Bus,
         region: str,
         records: RecordStore,
+        references: References,
         ender: Ender,
         leases: LeaseWatcher,
         ledger: Ledger,
@@ -71,6 +73,7 @@ class Door:
         self._bus = bus
         self._region = region
         self._records = records
+        self._references = references
         self._ender = ender
         self._leases = leases
         self._ledger = ledger
@@ -159,7 +162,7 @@ class Door:
         """A stream of a job that others may be working on: what happened since its record was read is looked up."""
         if record.state.terminal:
             stream = Stream(record, self._limits.stream, from_index=from_index)
-            self._end(stream, record)
+            await self._end_whole(stream, record)
             return stream
         self._outlets_made += 1
         outlet = f"{self.id}-{self._outlets_made}"
@@ -269,7 +272,7 @@ class Door:
             stream.heard_at_s = now_s
             stream.checks = 0
             if event.state.terminal:
-                if event.record is not None and event.record.state.terminal:
+                if event.record is not None and event.record.state.terminal and not _wants_more(stream, event.record):
                     self._end(stream, event.record)
                 else:
                     self.check(stream)
@@ -295,10 +298,14 @@ class Door:
         self._forget_deadline(stream)
         if stream.contradicts(record):
             stream.fail(spliced(record.job_id, stream.next_index))
-        elif record.result is not None and stream.from_index > len(record.result.token_ids):
-            stream.fail(beyond_end(stream.from_index, len(record.result.token_ids)))
+        elif record.result is not None and stream.from_index > answer_tokens(record):
+            stream.fail(beyond_end(stream.from_index, answer_tokens(record)))
         else:
-            stream.end(record, rest_of(record.result, stream.next_index) if record.result else b"")
+            stream.end(record, *(rest_of(record.result, stream.next_index) if record.result else ()))
+
+    async def _end_whole(self, stream: Stream, record: JobRecord) -> None:
+        """As `_end`, with what the record refers to, if the stream needs it. Raises ObjectLost, or a BusError."""
+        self._end(stream, await self._references.record(record) if _wants_more(stream, record) else record)
 
     # --- what workers hear ---------------------------------------------------------------------------
 
@@ -353,6 +360,8 @@ class Door:
         async with slots:
             try:
                 await self._read_record(stream)
+            except ObjectLost as lost:
+                stream.fail(lost)
             except (LanewayError, UnreadableMessage) as error:
                 self._record_unread(stream, error)
 
@@ -366,10 +375,11 @@ class Door:
             raise JobNotFound("the job's record is gone", job_id=seen.job_id)
         record = stored.record if stored is not None else seen
         if record.state.terminal:
-            return self._end(stream, record)
+            return await self._end_whole(stream, record)
         stream.record = record
         if over_s >= (WORKER_GRACE_S if record.state is JobState.RUNNING else 0.0):
-            return self._end(stream, await self._ender.expire(record, self._phase(stream, record), stored=stored))
+            ended = await self._ender.expire(record, self._phase(stream, record), stored=stored)
+            return await self._end_whole(stream, ended)
         if over_s >= 0.0:
             asyncio.get_running_loop().call_later(WORKER_GRACE_S, self.check, stream)
         if record.state is JobState.RUNNING:
@@ -395,6 +405,11 @@ class Door:
             stream.fail(DeadlineExceeded(message, phase=phase, job_id=stream.record.job_id))
         else:
             asyncio.get_running_loop().call_later(self._limits.beat_s / 2, self.check, stream)
+
+
+def _wants_more(stream: Stream, record: JobRecord) -> bool:
+    """Whether the end of a stream takes more of the result than its record has."""
+    return not is_whole(record) and (record.attempt > 1 or stream.next_index < answer_tokens(record))
 
 
 def _streaming(stream: Stream) -> bool:

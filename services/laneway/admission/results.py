@@ -15,7 +15,7 @@ from laneway.admission.ending import Ender
 from laneway.admission.late_records import LATE_S
 from laneway.core import ids, subjects
 from laneway.core.clock import Clock
-from laneway.core.errors import InvalidRequest, JobNotFound
+from laneway.core.errors import InvalidRequest, JobNotFound, ResultTooLarge
 from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState, Lane
 from laneway.core.subjects import H_RECORD_STATE
@@ -26,11 +26,13 @@ from laneway.runtime.logging import get_logger
 from laneway.runtime.paging import make_token, page_size_of, read_token
 from laneway.runtime.reading import StoredMessage
 from laneway.runtime.records import RecordStore, StoredRecord
+from laneway.runtime.references import References
 from laneway.runtime.walking import Place, Walk
 from laneway.runtime.wire.records import UnreadableMessage, decode_record
 
 SCAN_JOBS_MAX = 2000  # records read for one page; a filter that matches little gives shorter pages, not longer waits
 READS_AT_ONCE = 32
+REST_BYTES_MAX = 64 * 1024  # of a job without its result
 YOUNG_S = 2.0  # since an id was made, by two clocks: its record may still be on its way (late_records)
 _WAITING = frozenset({JobState.PARKED, JobState.READY})
 
@@ -66,14 +68,24 @@ class JobView(Struct, frozen=True):
 
 class JobBook:
     def __init__(
-        self, bus: Bus, region: str, records: RecordStore, lanes: LaneStore, ender: Ender, clock: Clock
+        self,
+        bus: Bus,
+        region: str,
+        records: RecordStore,
+        references: References,
+        lanes: LaneStore,
+        ender: Ender,
+        clock: Clock,
+        answer_bytes_max: int,
     ) -> None:
         self._bus = bus
         self._region = region
         self._records = records
+        self._references = references
         self._lanes = lanes
         self._ender = ender
         self._clock = clock
+        self._answer_bytes_max = answer_bytes_max  # of a job with its result, as one message
 
     async def find(self, caller: Caller, job_id: str) -> StoredRecord:
         """The record of a job that the caller may see; JobNotFound for every other."""
@@ -106,7 +118,17 @@ class JobBook:
         return None if unsure and not await self._lanes.holds(record) else record
 
     async def get(self, caller: Caller, job_id: str) -> JobView:
-        return await self._view((await self.find(caller, job_id)).record)
+        """The job with its whole result. Raises ResultTooLarge where that is no answer to one call; ObjectLost."""
+        record = (await self.find(caller, job_id)).record
+        stored = record.result_object
+        if stored is not None and stored.size_bytes + REST_BYTES_MAX > self._answer_bytes_max:
+            raise ResultTooLarge(
+                f"the result has {stored.size_bytes} bytes, and a response at most {self._answer_bytes_max} "
+                "(grpc.response_bytes_max): Watch the job from index 0, which streams it",
+                job_id=job_id,
+                facts={"size_bytes": str(stored.size_bytes), "limit_bytes": str(self._answer_bytes_max)},
+            )
+        return await self._view(await self._references.record(record))
 
     async def cancel(self, caller: Caller, job_id: str) -> JobRecord:
         """Cancels a job in any state; returns the record that results. Idempotent."""

@@ -19,6 +19,8 @@ from msgspec import Struct
 from laneway.admission.accept import Acceptor
 from laneway.admission.application import Admission
 from laneway.admission.chores import Chores
+from laneway.admission.dead_letter_watch import DeadLetterWatch
+from laneway.admission.dead_letters import DeadLetters
 from laneway.admission.defaults import admit_params, door_limits
 from laneway.admission.door import Door
 from laneway.admission.ending import Ender
@@ -40,6 +42,7 @@ from laneway.runtime import metrics
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.catalogue import catalogue_of
 from laneway.runtime.clock import SYSTEM_RANDOM, SystemClock
+from laneway.runtime.dead_letters import DeadLetterStore
 from laneway.runtime.draining import Draining
 from laneway.runtime.grpc_server import GrpcServer
 from laneway.runtime.lanes import LaneStore
@@ -47,8 +50,10 @@ from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.lifecycle import announce_ready
 from laneway.runtime.logging import get_logger
 from laneway.runtime.nats_clock import NatsClock
+from laneway.runtime.objects import ObjectStore
 from laneway.runtime.plans import PlanView
 from laneway.runtime.records import RecordStore
+from laneway.runtime.references import References
 from laneway.runtime.settings import Settings
 from laneway.runtime.tokenizer import Tokenizer, load_tokenizer
 from laneway.v1 import admission_pb2_grpc
@@ -74,7 +79,9 @@ async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None 
             return
         house = await stack.enter_async_context(open_house(settings, catalogue, bus, tokenizers, clock))
         server = GrpcServer(settings)
-        service = AdmissionService(house.admission, catalogue, settings.policy, house.clock, house.chores, stop)
+        service = AdmissionService(
+            house.admission, house.dead_letters, catalogue, settings.policy, house.clock, house.chores, stop
+        )
         server.add(SERVICE, lambda grpc: admission_pb2_grpc.add_AdmissionServiceServicer_to_server(service, grpc))
         async with asyncio.TaskGroup() as group:
             keeping = [group.create_task(part) for part in house.keeping()]
@@ -134,11 +141,13 @@ class House(Struct, frozen=True):
     storage: StorageWatch
     draining: Draining
     ingest: Ingest
+    dead_letters: DeadLetters
+    dead_letter_watch: DeadLetterWatch
     chores: Chores
 
     def keeping(self) -> tuple[Coroutine[object, object, None], ...]:
         """What runs as long as the door is open."""
-        return self.door.run(), self.storage.run(), self.draining.keep_fresh()
+        return self.door.run(), self.storage.run(), self.draining.keep_fresh(), self.dead_letter_watch.run()
 
 
 @asynccontextmanager
@@ -158,11 +167,13 @@ async def open_house(
     records = RecordStore(bus, retention_s=settings.nats.retention_s, clock=clock, random=random)
     lanes, leases = LaneStore(bus, region), LeaseWatcher(bus, region, clock)
     plans = PlanView(bus, region, clock, ledger.plan_arrived)
-    storage = StorageWatch(lanes, clock, wanted.storage_poll_s)
+    objects = ObjectStore(bus, region, clock=clock, random=random)
+    references = References(objects, retention_s=settings.nats.retention_s)
+    storage = StorageWatch(lanes, objects, clock, wanted.storage_poll_s)
     draining = Draining(bus, region, lambda: None)
     ender = Ender(bus, records, lanes, leases, chores, clock)
     late_records = LateRecords(records, chores, clock)
-    door = Door(door_id, bus, region, records, ender, leases, ledger, clock, door_limits(wanted))
+    door = Door(door_id, bus, region, records, references, ender, leases, ledger, clock, door_limits(wanted))
     params = admit_params(settings.policy, wanted)
     judge = Judge(region, plans, leases, ledger, storage, draining, params, clock, random)
     async with AsyncExitStack() as stack:
@@ -179,17 +190,27 @@ async def open_house(
         )
         text = "Use of the queue's storage, 0 to 1; no sample while it is unknown."
         stack.enter_context(
-            metrics.live_gauge("laneway_storage_used_ratio", text, (), lambda: _storage_samples(storage))
+            metrics.live_gauge("laneway_storage_used_ratio", text, (), lambda: _sample(storage.used()))
+        )
+        text = "Use of the object store, 0 to 1; no sample while it is unknown."
+        stack.enter_context(
+            metrics.live_gauge("laneway_objects_used_ratio", text, (), lambda: _sample(storage.objects_used()))
         )
         admission = Admission(
             region,
             door,
             Preparer(tokenizers, lengths, threads),
             judge,
-            Acceptor(records, lanes, clock),
+            Acceptor(
+                records,
+                lanes,
+                clock,
+                references,
+                objects_full=lambda: (storage.objects_used() or 0.0) > wanted.storage_fraction_max,
+            ),
             ender,
             late_records,
-            JobBook(bus, region, records, lanes, ender, clock),
+            JobBook(bus, region, records, references, lanes, ender, clock, settings.grpc.response_bytes_max),
             lengths,
             chores,
             clock,
@@ -198,8 +219,12 @@ async def open_house(
             lambda: bus.connected,
             TenantStreams(wanted.tenant_streams_max),
         )
+        dead = DeadLetterStore(bus, region)
+        watch = DeadLetterWatch(dead)
+        stack.enter_context(watch.gauges())
+        letters = DeadLetters(region, dead, admission, references, catalogue, settings.policy, chores, clock)
         ingest = Ingest(bus, region, records, admission, catalogue, settings.policy, clock, wanted.ingest_inflight)
-        yield House(clock, admission, door, late_records, storage, draining, ingest, chores)
+        yield House(clock, admission, door, late_records, storage, draining, ingest, letters, watch, chores)
 
 
 async def _load_tokenizers(catalogue: Catalogue) -> dict[str, Tokenizer]:
@@ -208,9 +233,8 @@ async def _load_tokenizers(catalogue: Catalogue) -> dict[str, Tokenizer]:
     return {name: await asyncio.to_thread(load_tokenizer, name) for name in names}
 
 
-def _storage_samples(storage: StorageWatch) -> list[metrics.Sample]:
-    used = storage.used()
-    return [] if used is None else [({}, used)]
+def _sample(value: float | None) -> list[metrics.Sample]:
+    return [] if value is None else [({}, value)]
 
 
 def _stream_samples(door: Door) -> Iterable[metrics.Sample]:

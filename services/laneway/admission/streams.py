@@ -24,7 +24,7 @@ from enum import IntEnum
 from msgspec import Struct
 
 from laneway.core.errors import Aborted, InvalidRequest, LanewayError
-from laneway.core.job import JobRecord
+from laneway.core.job import JobRecord, answer_tokens
 from laneway.runtime.wire.chunks import piece_ids
 
 COMPACT_PIECES = 256  # kept pieces are turned into ids at this many: 4 bytes a token instead of some 100
@@ -167,14 +167,12 @@ class Stream:
         self.sound_index = self.next_index
         self._text_only_at = -1
 
-    def end(self, record: JobRecord, rest: bytes) -> None:
-        """The job ended. `rest` is the piece with the tokens of its result from `next_index` on; may be empty."""
+    def end(self, record: JobRecord, *rest: bytes) -> None:
+        """The job ended. `rest` are the pieces with the tokens of its result from `next_index` on."""
         if self.ended:
             return
-        if rest:
-            self._unread.append(rest)
-        if record.result is not None:
-            self.next_index = max(self.next_index, len(record.result.token_ids))
+        self._unread.extend(filter(None, rest))
+        self.next_index = max(self.next_index, answer_tokens(record))
         self._finish(record, None)
 
     def fail(self, error: LanewayError) -> None:

@@ -16,6 +16,7 @@ SCHEDULE = "Nats-Schedule"
 SCHEDULE_TARGET = "Nats-Schedule-Target"
 SCHEDULE_NEXT = "Nats-Schedule-Next"
 SCHEDULER = "Nats-Scheduler"
+ROLLUP = "Nats-Rollup"  # of the facts of an object alone, as the official clients set it
 CONSUMER_STALLED = "Nats-Consumer-Stalled"
 # In direct gets and republished copies.
 SEQUENCE = "Nats-Sequence"

@@ -18,7 +18,7 @@ import structlog
 from msgspec import Struct
 
 from laneway.core import subjects
-from laneway.core.job import JobRecord, LaneJob
+from laneway.core.job import JobRecord, QueuedJob
 from laneway.core.lanes import Lane
 from laneway.core.subjects import ParkSubject
 from laneway.runtime.bus import Bus, PublishUnknown, WrongSequence
@@ -70,7 +70,7 @@ class LaneStore:
 
     # --- into the lanes ------------------------------------------------------------------------------
 
-    async def put_ready(self, job: LaneJob, record_sequence: int, data: bytes = b"") -> None:
+    async def put_ready(self, job: QueuedJob, record_sequence: int, data: bytes = b"") -> None:
         """Publishes a job for workers to pull now. Raises StreamFull, OutOfStorage, NoStream, PublishUnknown.
 
         `data`: the job as it was encoded already.
@@ -81,14 +81,14 @@ class LaneStore:
         patient = record.contract.lane.may_park
         await self._bus.store(subject, data or encode_lane_job(job), headers, patient=patient)
 
-    def begin_put_ready(self, job: LaneJob, record_sequence: int, data: bytes) -> Coroutine[Any, Any, object]:
+    def begin_put_ready(self, job: QueuedJob, record_sequence: int, data: bytes) -> Coroutine[Any, Any, object]:
         """As `put_ready`; where it can be, the message is on its way when this returns."""
         record = job.record
         subject = subjects.ready(self._region, record.contract.lane, record.pool, record.tenant, record.job_id)
         return self._bus.begin_store(subject, data, _lane_headers(record, record_sequence, "ready"))
 
     async def park(
-        self, job: LaneJob, record_sequence: int, data: bytes = b"", *, fire_at_s: float, group: str
+        self, job: QueuedJob, record_sequence: int, data: bytes = b"", *, fire_at_s: float, group: str
     ) -> ParkSubject:
         """Publishes a job that becomes ready at `fire_at_s` (NATS time), or when it is released before."""
         record = job.record

@@ -45,7 +45,7 @@ def region_layout(
     streams += [
         _stream(
             subjects.checkpoint_stream(region), [f"ckpt.{region}.>"],
-            max_age=CHECKPOINT_AGE_S * _NS, max_bytes=settings.checkpoints_bytes_max,
+            max_age=CHECKPOINT_AGE_S * _NS, max_bytes=settings.checkpoints_bytes_max, allow_direct=True,
         ),
         _ingest(region, settings),
         _stream(
@@ -54,8 +54,9 @@ def region_layout(
         ),
         _stream(
             subjects.dead_stream(region), [f"dead.{region}.>"],
-            max_age=DEAD_AGE_S * _NS, max_bytes=settings.dead_bytes_max, allow_direct=True,
+            max_age=DEAD_AGE_S * _NS, max_bytes=settings.dead_bytes_max, max_msgs_per_subject=1, allow_direct=True,
         ),
+        _objects(region, settings),
         _bucket(subjects.workers_bucket(region)),
         _bucket(subjects.leader_bucket(region)),
         _bucket(subjects.plan_bucket(region)),
@@ -139,6 +140,19 @@ def _ingest(region: str, settings: NatsSettings) -> StreamPlan:
     )
     admission = _consumer(INGEST_CONSUMER, subjects.ingest_filter(region), INGEST_ACK_WAIT_S, 1024)
     return StreamPlan(stream.name, stream.config, {INGEST_CONSUMER: admission})
+
+
+def _objects(region: str, settings: NatsSettings) -> StreamPlan:
+    # As the official clients make an object store, except that it refuses when it is full. Objects expire by their TTL.
+    return _stream(
+        subjects.objects_stream(region),
+        [f"$O.{subjects.objects_bucket(region)}.{kind}.>" for kind in "CM"],
+        discard="new",
+        max_bytes=settings.objects_bytes_max,
+        allow_msg_ttl=True,
+        allow_direct=True,
+        allow_rollup_hdrs=True,
+    )
 
 
 def _bucket(bucket: str) -> StreamPlan:

@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from laneway.core import subjects
-from laneway.core.job import LaneJob
+from laneway.core.job import QueuedJob
 from laneway.core.lanes import Lane
 from laneway.runtime.bells import Bell
 from laneway.runtime.bus import Bus, BusError
@@ -56,7 +56,7 @@ class Delivery:
         self._reply = msg.reply
 
     @cached_property
-    def job(self) -> LaneJob:
+    def job(self) -> QueuedJob:
         """The job; raises UnreadableMessage."""
         return decode_lane_job(self.data)
 

@@ -66,7 +66,7 @@ def service_rights(role: Role, region: str) -> Rights:
 
 
 def producer_rights(region: str, tenant: str, lanes: Iterable[Lane] = LANES, *, inbox: str = "") -> Rights:
-    """Of one tenant's producers: its own jobs in, its own verdicts and records out.
+    """Of one tenant's producers: its own jobs in, its own verdicts, records and objects out.
 
     No consumers: whoever may make one chooses the subject that the server delivers to, in the server's own name.
     """
@@ -77,6 +77,7 @@ def producer_rights(region: str, tenant: str, lanes: Iterable[Lane] = LANES, *, 
             *(subjects.ingest(region, lane, tenant) for lane in lanes),
             _direct(subjects.verdict_stream(region), own_verdicts),
             _direct(subjects.jobs_stream(region), own_records),
+            _direct(subjects.objects_stream(region), subjects.objects_of(region, tenant)),
             f"{inbox}.>",
         ),
         subscribe=(own_verdicts, own_records, f"{inbox}.>"),
@@ -84,7 +85,7 @@ def producer_rights(region: str, tenant: str, lanes: Iterable[Lane] = LANES, *, 
 
 
 def _admission(region: str) -> Rights:
-    jobs, ingest = subjects.jobs_stream(region), subjects.ingest_stream(region)
+    jobs, ingest, dead = subjects.jobs_stream(region), subjects.ingest_stream(region), subjects.dead_stream(region)
     workers, plan = _bucket_streams(subjects.workers_bucket(region), subjects.plan_bucket(region))
     lanes = _lane_streams(region)
     return _with_inbox(
@@ -97,10 +98,12 @@ def _admission(region: str) -> Rights:
             subjects.verdict(region, "*", "*"),
             subjects.events(region),
             subjects.control("*"),
-            *(_api("STREAM.INFO", stream) for stream in (jobs, ingest, workers, plan, *lanes)),
-            *(_api("STREAM.MSG.GET", stream) for stream in (jobs, plan, *lanes)),
+            *(_api("STREAM.INFO", stream) for stream in (jobs, ingest, dead, workers, plan, *lanes)),
+            *(_api("STREAM.MSG.GET", stream) for stream in (jobs, dead, plan, *lanes)),
             *(_direct(stream) for stream in (jobs, workers, plan, *lanes)),
-            *(_api("STREAM.PURGE", stream) for stream in lanes),
+            *(_api("STREAM.PURGE", stream) for stream in (dead, *lanes)),
+            *_objects(region),
+            _api("STREAM.INFO", subjects.objects_stream(region)),
             *_pulls(region, ingest),
         ),
         subscribe=(
@@ -135,7 +138,7 @@ def _scheduler(region: str) -> Rights:
             *(_api("CONSUMER.INFO", stream, "*") for stream in (*lanes, subjects.ingest_stream(region))),
             *(_api("STREAM.MSG.GET", stream) for stream in (jobs, leader, plan, *lanes)),
             *(_direct(stream) for stream in (jobs, workers, plan, *lanes)),
-            *(_api("STREAM.PURGE", stream) for stream in lanes),
+            *(_api("STREAM.PURGE", stream) for stream in (*lanes, subjects.objects_stream(region))),
             *_reads_by_consumer(region, jobs),
         ),
         subscribe=(
@@ -170,7 +173,7 @@ def _routing(region: str) -> Rights:
 
 
 def _worker(region: str) -> Rights:
-    jobs = subjects.jobs_stream(region)
+    jobs, checkpoints = subjects.jobs_stream(region), subjects.checkpoint_stream(region)
     workers, plan = _bucket_streams(subjects.workers_bucket(region), subjects.plan_bucket(region))
     return _with_inbox(
         Role.WORKER,
@@ -178,12 +181,17 @@ def _worker(region: str) -> Rights:
             *_ACCOUNT,
             _CLOCK,
             subjects.records_of(region),
+            *(subjects.park_filter(region, lane) for lane in PARKING_LANES),  # work that yielded to priority
             subjects.tokens("*"),
             subjects.events(region),
+            subjects.dead_letters(region),
+            *_objects(region),
+            f"ckpt.{region}.>",
             subjects.kv_subject(subjects.workers_bucket(region), "*"),
-            _api("STREAM.INFO", workers),
+            *(_api("STREAM.INFO", stream) for stream in (workers, checkpoints)),
+            _api("STREAM.PURGE", checkpoints),
             _api("STREAM.MSG.GET", jobs),
-            *(_direct(stream) for stream in (jobs, workers, plan)),
+            *(_direct(stream) for stream in (jobs, checkpoints, workers, plan)),
             *(subject for stream in _lane_streams(region) for subject in _pulls(region, stream)),
         ),
         subscribe=(
@@ -202,6 +210,7 @@ def _operator(region: str) -> Rights:
         subjects.jobs_stream(region),
         subjects.verdict_stream(region),
         subjects.dead_stream(region),
+        subjects.objects_stream(region),
         *_bucket_streams(*_buckets(region)),
     )
     return _with_inbox(
@@ -242,6 +251,7 @@ def region_streams(region: str) -> tuple[str, ...]:
         subjects.ingest_stream(region),
         subjects.verdict_stream(region),
         subjects.dead_stream(region),
+        subjects.objects_stream(region),
         *_bucket_streams(*_buckets(region)),
     )
 
@@ -260,6 +270,17 @@ def _lane_streams(region: str) -> tuple[str, ...]:
 
 def _into_lanes(region: str) -> tuple[str, ...]:
     return (f"lane.{region}.>", *(subjects.park_filter(region, lane) for lane in PARKING_LANES))
+
+
+def _objects(region: str) -> tuple[str, ...]:
+    """Stores objects, reads them, and takes away what it stored in part or in vain."""
+    stream = subjects.objects_stream(region)
+    return (
+        subjects.objects(region),
+        _direct(stream),
+        _api("STREAM.MSG.GET", stream),
+        _api("STREAM.PURGE", stream),
+    )
 
 
 def _api(verb: str, *rest: str) -> str:

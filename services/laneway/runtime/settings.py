@@ -80,6 +80,7 @@ class NatsSettings(Section, frozen=True):
     ack_wait_batch_s: PositiveSeconds = 30.0
     retention_s: PositiveSeconds = 86_400.0  # records outlive their deadline by this
     records_bytes_max: Bytes = 1024 * MIB
+    objects_bytes_max: Bytes = 1024 * MIB  # large prompts and results
     checkpoints_bytes_max: Bytes = 256 * MIB
     ingest_bytes_max: Bytes = 64 * MIB
     verdicts_bytes_max: Bytes = 64 * MIB
@@ -101,8 +102,8 @@ class GrpcSettings(Section, frozen=True):
     """Both ends of a connection, set together: a server closes connections of clients that ping more often than it
     permits."""
 
-    request_bytes_max: Bytes = 900 * KIB  # a request is published to NATS, whose limit is 1 MiB with headers
-    response_bytes_max: Bytes = 4 * MIB
+    request_bytes_max: Bytes = 8 * MIB  # held whole while a call is accepted
+    response_bytes_max: Bytes = 16 * MIB
     metadata_bytes_max: Bytes = 16 * KIB
     keepalive_s: PositiveSeconds = 30.0  # client and server ping an idle connection this often
     keepalive_timeout_s: PositiveSeconds = 10.0
@@ -212,6 +213,11 @@ class PolicySettings(Section, frozen=True):
     ready_ahead_s: Seconds = 2.0  # released work that a pool may hold beyond its free slots
     priority_reserved_slots: Count | None = None  # lower lanes leave these free; unset: 1 from 4 slots on, else 0
     lower_lane_prefills_max: PositiveCount = 1  # lower-lane jobs of a worker without their first token
+    preemptions_max: Count = 2  # times that a running lower-lane job may yield to priority; 0: never
+    preempt_done_max: Fraction = 0.8  # a job with more of its predicted output runs on
+    preempt_slack_s_min: Seconds = 20.0  # that a deferrable job keeps beyond what going on costs it
+    preempt_delay_s: Seconds = 0.05  # a full worker leaves a priority job to workers with room for so long
+    preempt_delay_elsewhere_s: Seconds = 0.5  # the same while the plan shows room elsewhere
     stale_plan_factor: Factor = 2.0  # estimates are multiplied by this while the plan is stale
 
     def __post_init__(self) -> None:

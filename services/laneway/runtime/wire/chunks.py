@@ -5,16 +5,32 @@ Doors forward pieces untouched; these are for the rare moments when they must lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from laneway.core.job import Result
-from laneway.runtime.wire.responses import result_chunk
+from laneway.runtime.wire.responses import result_chunks
 from laneway.v1 import admission_pb2
+
+PIECE_BYTES_MAX = 256 * 1024  # of what is joined or cut here; callers take messages of 4 MiB at least
 
 
 def piece_ids(piece: bytes) -> Sequence[int]:
     """The token ids in a piece."""
     return admission_pb2.GenerateResponse.FromString(piece).chunk.token_ids
+
+
+def merged(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    """As few pieces as are no larger than PIECE_BYTES_MAX, those aside that were larger before."""
+    part: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if part and size + len(piece) > PIECE_BYTES_MAX:
+            yield merge_pieces(part)
+            part, size = [], 0
+        part.append(piece)
+        size += len(piece)
+    if part:
+        yield merge_pieces(part)
 
 
 def merge_pieces(pieces: Sequence[bytes]) -> bytes:
@@ -39,8 +55,7 @@ def merge_pieces(pieces: Sequence[bytes]) -> bytes:
     return merged.SerializeToString()
 
 
-def rest_of(result: Result, from_index: int) -> bytes:
-    """The piece with all tokens of a result from an index on; empty where there are none."""
-    if from_index >= len(result.token_ids):
-        return b""
-    return admission_pb2.GenerateResponse(chunk=result_chunk(result, from_index)).SerializeToString()
+def rest_of(result: Result, from_index: int) -> list[bytes]:
+    """The pieces with all tokens of a result from an index on, none where there are none."""
+    chunks = result_chunks(result, from_index, PIECE_BYTES_MAX)
+    return [admission_pb2.GenerateResponse(chunk=chunk).SerializeToString() for chunk in chunks]

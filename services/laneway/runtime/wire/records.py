@@ -9,10 +9,21 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError, Message
 
 from laneway.core.fleet import LanePlan, Plan, PoolPlan, TenantDepth, WorkerLease, WorkerState
-from laneway.core.job import SCHEMA, Attempt, JobRecord, LaneJob
+from laneway.core.job import (
+    SCHEMA,
+    SCHEMA_BY_REFERENCE,
+    Attempt,
+    GenerateTask,
+    JobRecord,
+    LaneJob,
+    QueuedJob,
+    ReferredJob,
+    Result,
+)
+from laneway.core.objects import ObjectRef
 from laneway.runtime.wire import enums, jobs
 from laneway.runtime.wire.times import duration_of, span_s, timestamp_of, unix_s
-from laneway.v1 import bus_pb2, scheduler_pb2
+from laneway.v1 import bus_pb2, scheduler_pb2, task_pb2
 
 _RECORD_TAG = bytes([bus_pb2.LaneMessage.RECORD_FIELD_NUMBER << 3 | 2])  # a field of a known length
 
@@ -27,33 +38,62 @@ def encode_record(record: JobRecord) -> bytes:
 
 def decode_record(data: bytes) -> JobRecord:
     message = bus_pb2.JobRecord()
-    _parse(message, data, "job record")
-    _check_schema(message.schema, "job record")
+    parse_message(message, data, "job record")
+    check_schema(message.schema, "job record")
     try:
         return record_from_proto(message)
     except (KeyError, ValueError) as error:
         raise UnreadableMessage(f"the job record holds an unknown value: {error}") from None
 
 
-def encode_lane_job(job: LaneJob, record: bytes = b"") -> bytes:
+def encode_lane_job(job: QueuedJob, record: bytes = b"") -> bytes:
     """`record`: the job's record, where it has been encoded already."""
-    rest = bus_pb2.LaneMessage(schema=SCHEMA, task=jobs.task_to_proto(job.task)).SerializeToString()
+    if isinstance(job, ReferredJob):
+        message = bus_pb2.LaneMessage(schema=_schema(refers=True), task_object=_object_to_proto(job.task_object))
+    else:
+        message = bus_pb2.LaneMessage(schema=SCHEMA, task=jobs.task_to_proto(job.task))
+    rest = message.SerializeToString()
     return _RECORD_TAG + _varint_bytes(len(record := record or encode_record(job.record))) + record + rest
 
 
-def decode_lane_job(data: bytes) -> LaneJob:
+def decode_lane_job(data: bytes) -> QueuedJob:
     message = bus_pb2.LaneMessage()
-    _parse(message, data, "lane message")
-    _check_schema(message.schema, "lane message")
+    parse_message(message, data, "lane message")
+    check_schema(message.schema, "lane message")
     try:
+        if message.HasField("task_object"):
+            return ReferredJob(record_from_proto(message.record), _object_from_proto(message.task_object))
         return LaneJob(record_from_proto(message.record), jobs.task_from_proto(message.task))
     except (KeyError, ValueError) as error:
         raise UnreadableMessage(f"the lane message holds an unknown value: {error}") from None
 
 
+def encode_task(task: GenerateTask) -> bytes:
+    return jobs.task_to_proto(task).SerializeToString()
+
+
+def decode_task(data: bytes) -> GenerateTask:
+    message = task_pb2.GenerateTask()
+    parse_message(message, data, "task")
+    return jobs.task_from_proto(message)
+
+
+def encode_result(result: Result) -> bytes:
+    return jobs.result_to_proto(result).SerializeToString()
+
+
+def decode_result(data: bytes) -> Result:
+    message = task_pb2.Result()
+    parse_message(message, data, "result")
+    try:
+        return jobs.result_from_proto(message)
+    except (KeyError, ValueError) as error:
+        raise UnreadableMessage(f"the result holds an unknown value: {error}") from None
+
+
 def record_to_proto(record: JobRecord) -> bus_pb2.JobRecord:
     return bus_pb2.JobRecord(
-        schema=SCHEMA,
+        schema=_schema(refers=record.result_object is not None),
         job_id=record.job_id,
         tenant=record.tenant,
         region=record.region,
@@ -64,12 +104,19 @@ def record_to_proto(record: JobRecord) -> bus_pb2.JobRecord:
         attempt=record.attempt,
         lineage=[
             bus_pb2.Attempt(
-                attempt=a.attempt, start_index=a.start_index, owner=a.owner, claimed_at=timestamp_of(a.claimed_s)
+                attempt=a.attempt,
+                start_index=a.start_index,
+                owner=a.owner,
+                claimed_at=timestamp_of(a.claimed_s),
+                begun=a.begun,
+                yielded_at=timestamp_of(a.yielded_s),
             )
             for a in record.lineage
         ],
         starts=record.starts,
         clean=record.clean,
+        preemptions=record.preemptions,
+        retries=record.retries,
         owner=record.owner,
         door=record.door,
         publish_by=timestamp_of(record.publish_by_s),
@@ -87,6 +134,8 @@ def record_to_proto(record: JobRecord) -> bus_pb2.JobRecord:
         device_ms=record.device_ms,
         idempotency_key=record.idempotency_key,
         origin=record.origin,
+        requeued_from=record.requeued_from,
+        result_object=_object_to_proto(record.result_object) if record.result_object else None,
     )
 
 
@@ -104,9 +153,14 @@ def record_from_proto(message: bus_pb2.JobRecord) -> JobRecord:
         max_tokens=message.max_tokens,
         state=enums.JOB_STATE_FROM_WIRE[message.state],
         attempt=message.attempt,
-        lineage=tuple(Attempt(a.attempt, a.start_index, a.owner, unix_s(a.claimed_at)) for a in message.lineage),
+        lineage=tuple(
+            Attempt(a.attempt, a.start_index, a.owner, unix_s(a.claimed_at), a.begun, unix_s(a.yielded_at))
+            for a in message.lineage
+        ),
         starts=message.starts,
         clean=message.clean,
+        preemptions=message.preemptions,
+        retries=message.retries,
         owner=message.owner,
         door=message.door,
         attached=message.attached,
@@ -120,7 +174,17 @@ def record_from_proto(message: bus_pb2.JobRecord) -> JobRecord:
         timings=jobs.timings_from_proto(message.timings),
         idempotency_key=message.idempotency_key,
         origin=message.origin,
+        requeued_from=message.requeued_from,
+        result_object=_object_from_proto(message.result_object) if message.HasField("result_object") else None,
     )
+
+
+def _object_to_proto(ref: ObjectRef) -> bus_pb2.ObjectRef:
+    return bus_pb2.ObjectRef(name=ref.name, size_bytes=ref.size_bytes, sha256=ref.sha256)
+
+
+def _object_from_proto(message: bus_pb2.ObjectRef) -> ObjectRef:
+    return ObjectRef(message.name, message.size_bytes, message.sha256)
 
 
 # --- leases ----------------------------------------------------------------------------------------
@@ -155,8 +219,8 @@ def encode_lease(lease: WorkerLease) -> bytes:
 
 def decode_lease(data: bytes) -> WorkerLease:
     message = bus_pb2.WorkerLease()
-    _parse(message, data, "worker lease")
-    _check_schema(message.schema, "worker lease")
+    parse_message(message, data, "worker lease")
+    check_schema(message.schema, "worker lease")
     try:
         return WorkerLease(
             worker_id=message.worker_id,
@@ -194,7 +258,7 @@ def encode_plan(plan: Plan) -> bytes:
 
 def decode_plan(data: bytes) -> Plan:
     message = scheduler_pb2.Plan()
-    _parse(message, data, "plan")
+    parse_message(message, data, "plan")
     try:
         return plan_from_proto(message)
     except (KeyError, ValueError) as error:
@@ -296,13 +360,18 @@ def _varint_bytes(number: int) -> bytes:
     return bytes(written)
 
 
-def _parse(message: Message, data: bytes, what: str) -> None:
+def parse_message(message: Message, data: bytes, what: str) -> None:
     try:
         message.ParseFromString(data)
     except DecodeError:
         raise UnreadableMessage(f"the {what} is not a valid protobuf message") from None
 
 
-def _check_schema(schema: int, what: str) -> None:
-    if schema not in (SCHEMA, SCHEMA - 1) or schema < 1:
-        raise UnreadableMessage(f"the {what} has schema {schema}; this release reads up to {SCHEMA}")
+def check_schema(schema: int, what: str) -> None:
+    newest = _schema(refers=True)
+    if not max(1, SCHEMA - 1) <= schema <= newest:
+        raise UnreadableMessage(f"the {what} has schema {schema}; this release reads up to {newest}")
+
+
+def _schema(*, refers: bool) -> int:
+    return max(SCHEMA, SCHEMA_BY_REFERENCE) if refers else SCHEMA
