@@ -15,7 +15,7 @@ from typing import cast
 
 import pytest
 
-from laneway.runtime.bus import ApiError, Bus, PublishUnknown, WrongSequence
+from laneway.runtime.bus import ApiError, Bus, OutOfStorage, PublishUnknown, WrongSequence
 from laneway.runtime.bus_errors import ERR_MESSAGE_NOT_FOUND
 from laneway.runtime.headers import EXPECTED_SUBJECT_SEQUENCE
 from laneway.scheduler.leader import GRACE, Leadership
@@ -32,10 +32,17 @@ class Register:
     data: bytes = b""
     sequence: int = 0
     watchers: dict[int, Callable[[bytes], None]] = field(default_factory=dict)
+    full: bool = False
+    tries: int = 0
 
     def store(self, data: bytes, expected: int) -> int:
+        self.tries += 1
         if expected != self.sequence:
             raise WrongSequence("the key changed")
+        if self.full:  # who listens hears it all the same
+            for changed in list(self.watchers.values()):
+                changed(data)
+            raise OutOfStorage("resource limits exceeded")
         self.data, self.sequence = data, self.sequence + 1
         for changed in list(self.watchers.values()):
             changed(data)
@@ -235,3 +242,18 @@ async def test_one_that_resigns_in_the_middle_of_a_renewal_is_followed_at_once(s
         await asyncio.gather(leader.task, return_exceptions=True)
         await leader.leadership.resign()
         assert await until(lambda: standby.leads, TAKEOVER_S) < 0.5
+
+
+@pytest.mark.looptime
+async def test_while_the_storage_is_full_nobody_tries_without_a_pause() -> None:
+    candidates = candidates_of(1, 2)
+    register = candidates[0].line._register
+    async with running(candidates):
+        await until(lambda: any(c.leads for c in candidates), 1.0)
+        register.full = True
+        await until(lambda: not any(c.leads for c in candidates), TAKEOVER_S)
+        before = register.tries
+        await asyncio.sleep(60.0)
+        assert register.tries - before < 60 * 2 * 10 / TTL_S * 3
+        register.full = False
+        await until(lambda: any(c.leads for c in candidates), TAKEOVER_S)

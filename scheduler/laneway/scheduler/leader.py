@@ -76,6 +76,9 @@ class Leadership:
                 except BusError as error:
                     seen = Value(sequence=-1)  # what was not seen does not count as silence
                     _log.warning("leadership_unknown", error=error.message)
+                    # A write that was refused, as where the storage is full, is heard all the same: by us too.
+                    await asyncio.sleep(wait_s / 10)
+                    changed.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), wait_s)
 
