@@ -1,6 +1,6 @@
 """What a door remembers between two plans."""
 
-from laneway.admission.ledger import Ledger
+from laneway.admission.ledger import ENDED_WITHIN_S, LOOKS_A_PLAN, Ledger
 from laneway.core.clock import ManualClock
 from laneway.core.fleet import Plan
 from laneway.policy.eta import Load
@@ -46,3 +46,19 @@ def test_prompts_wait_only_as_long_as_prefill_takes():
     assert ledger.since("p", 1000.0).prompt_tokens == 600
     clock.advance(0.6)
     assert ledger.since("p", 1000.0).prompt_tokens == 0
+
+
+def test_a_job_whose_end_nobody_told_is_forgotten_after_its_deadline():
+    clock = ManualClock()
+    ledger = Ledger(clock)
+    for i in range(LOOKS_A_PLAN + 1):
+        ledger.add("p", f"lost-{i}", Load(jobs=1), 1000.0, 10.0)
+    ledger.add("p", "later", Load(jobs=1), 1000.0, 3600.0)
+    clock.advance(10.0 + ENDED_WITHIN_S - 0.1)
+    ledger.plan_arrived(Plan("local"))
+    assert ledger.awaits("lost-0")
+    clock.advance(0.1)
+    for _ in range(3):  # each looks at some
+        ledger.plan_arrived(Plan("local"))
+    assert not any(ledger.awaits(f"lost-{i}") for i in range(LOOKS_A_PLAN + 1))
+    assert ledger.awaits("later")

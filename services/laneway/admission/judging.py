@@ -90,7 +90,8 @@ class Judge:
         decision = admit(Ask(contract, [o.candidate for o in options], self._region), situation, self._params)
         chosen = next(i for i, option in enumerate(options) if option.candidate is decision.candidate)
         if job_id:
-            self._remember(decision, list(views), job_id, known[chosen].prefill_tokens_per_s)
+            due_in_s = decision.contract.deadline_s - now_s
+            self._remember(decision, list(views), job_id, known[chosen].prefill_tokens_per_s, due_in_s)
             if decision.refusal is None:
                 self._ledger.tenants.accepted(job_id, tenant, decision.contract.lane, attached=attached)
         return Judged(decision, options[chosen], situation, self._params)
@@ -123,7 +124,9 @@ class Judge:
         else:
             self._ledger.tenants.left(job_id)
 
-    def _remember(self, decision: Decision, pools: list[str], job_id: str, prefill_tokens_per_s: float) -> None:
+    def _remember(
+        self, decision: Decision, pools: list[str], job_id: str, prefill_tokens_per_s: float, due_in_s: float
+    ) -> None:
         candidate = decision.candidate
         if decision.refusal is LaneSaturated and decision.contract.lane is Lane.PRIORITY:
             self._refusing.update(pools)
@@ -136,4 +139,4 @@ class Judge:
                 prompt_tokens=candidate.prompt_tokens if ready else 0,
                 device_s=decision.device_s if decision.contract.lane.may_park else 0.0,
             )
-            self._ledger.add(candidate.pool.name, job_id, load, prefill_tokens_per_s)
+            self._ledger.add(candidate.pool.name, job_id, load, prefill_tokens_per_s, due_in_s)

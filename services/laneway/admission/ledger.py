@@ -6,7 +6,9 @@ tokens are a queue of their own that the pool's workers empty at their prefill r
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
+from itertools import islice
 
 from laneway.admission.tenants import TenantLedger
 from laneway.core.clock import Clock
@@ -17,8 +19,11 @@ from laneway.policy.eta import Load
 PLAN_LAG_S = 0.3
 # Without plans, leases show what was claimed within about this.
 AGE_S_MAX = 2.0
-# Jobs whose end is awaited; beyond this the oldest are forgotten, which errs to the careful side.
+# Jobs whose end is awaited; beyond this those not looked at for longest are forgotten, which errs to the careful side.
 LIVE_JOBS_MAX = 100_000
+# News of an end is a hint that may be lost. After its deadline and this a job has ended, whatever was heard.
+ENDED_WITHIN_S = 5.0
+LOOKS_A_PLAN = 64  # at jobs whose end is awaited, in turn
 
 
 class Ledger:
@@ -29,18 +34,27 @@ class Ledger:
         self._clock = clock
         self._entries: deque[tuple[float, str, Load]] = deque()
         self._totals: dict[str, Load] = {}
-        self._live: OrderedDict[str, str] = OrderedDict()  # job sent to ready -> pool
+        self._live: OrderedDict[str, tuple[str, float]] = OrderedDict()  # job sent to ready -> pool, due
         self._prompts: dict[str, tuple[float, float]] = {}  # pool -> (tokens not prefilled, as of)
         self._shown_s = 0.0
 
     def plan_arrived(self, plan: Plan) -> None:
         self._shown_s = self._clock.monotonic() - PLAN_LAG_S
         self.tenants.plan_arrived(plan)
+        self._forget_overdue()
 
-    def add(self, pool: str, job_id: str, load: Load, prefill_tokens_per_s: float) -> None:
-        """A job was accepted. `prefill_tokens_per_s` is that of the whole pool."""
+    def _forget_overdue(self) -> None:
+        now_s = self._clock.monotonic()
+        for job_id in tuple(islice(self._live, LOOKS_A_PLAN)):
+            if self._live[job_id][1] + ENDED_WITHIN_S <= now_s:
+                del self._live[job_id]
+            else:
+                self._live.move_to_end(job_id)
+
+    def add(self, pool: str, job_id: str, load: Load, prefill_tokens_per_s: float, due_in_s: float = math.inf) -> None:
+        """A job was accepted. `prefill_tokens_per_s` is that of the whole pool; `due_in_s`: until its deadline."""
         if load.jobs:
-            self._live[job_id] = pool
+            self._live[job_id] = pool, self._clock.monotonic() + due_in_s
             if len(self._live) > LIVE_JOBS_MAX:
                 self._live.popitem(last=False)
         now_s = self._clock.monotonic()
@@ -53,9 +67,9 @@ class Ledger:
     def ended(self, job_id: str) -> None:
         """A job ended, whoever ended it; those of other doors are ignored."""
         self.tenants.ended(job_id)
-        pool = self._live.pop(job_id, None)
-        if pool is not None:
-            self._enter(pool, Load(jobs=-1))
+        live = self._live.pop(job_id, None)
+        if live is not None:
+            self._enter(live[0], Load(jobs=-1))
 
     def since(self, pool: str, prefill_tokens_per_s: float) -> Load:
         """The change since the newest plan; `jobs` is negative when more ended than were accepted."""
