@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.runtime import headers as names
 from tests.sim.memory_nats.consumer import Consumer
-from tests.sim.memory_nats.messages import Refused, as_answer
+from tests.sim.memory_nats.messages import Refused, as_answer, rfc3339
 from tests.sim.memory_nats.stream import Stream
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Api:
 
 def _stream_info(stream: Stream, body: dict[str, Any]) -> dict[str, Any]:
     state = stream.state()
-    answer: dict[str, Any] = {"config": stream.config, "state": state}
+    answer: dict[str, Any] = {"config": stream.config, "created": rfc3339(stream.created_s), "state": state}
     if "subjects_filter" in body:
         subjects, offset = stream.subjects(body["subjects_filter"]), body.get("offset", 0)
         page = subjects[offset : offset + SUBJECTS_A_PAGE]

@@ -194,6 +194,20 @@ class Consumer:
         if self._beat is not None:
             self._beat.cancel()
 
+    def led_anew(self, *, given_again: bool) -> None:
+        """Another server leads the consumer: who waited is told to ask again.
+
+        A leader that steps down hands over what it knows of deliveries. After one that died, what healthy owners hold
+        may be given out again at once (`given_again`).
+        """
+        for pull in tuple(self._pulls):
+            self._remove(pull)
+            self._nats.emit(pull.reply, b"", {names.STATUS: "409", names.DESCRIPTION: "Leadership Change"})
+        for sequence, pending in self._pending.items() if given_again else ():
+            pending.again.cancel()
+            self._again[sequence] = None
+        self.deliver()
+
     def crashed(self, saved_until_s: float) -> None:
         """The server died: who waited is forgotten, and so are deliveries that were later than that."""
         for pull in tuple(self._pulls):

@@ -103,6 +103,13 @@ class MemoryNats:
         self.run_due()
         self.timers.on_earlier()
 
+    def change_leaders(self, *, given_again: bool = True) -> None:
+        """Every durable consumer gets another leader, as in a cluster: see Consumer.led_anew."""
+        for stream in self.streams.values():
+            for consumer in tuple(stream.consumers.values()):
+                if "durable_name" in consumer.config:
+                    consumer.led_anew(given_again=given_again)
+
     def storage_used(self) -> int:
         return sum(stream.size_bytes for stream in self.streams.values())
 

@@ -30,6 +30,7 @@ class Stream:
         self.messages: OrderedDict[int, Stored] = OrderedDict()
         self.by_subject: dict[str, dict[int, None]] = {}
         self.consumers: dict[str, Consumer] = {}
+        self.created_s = nats.now()
         self.last_sequence = 0
         self.size_bytes = 0
         self.stranded: list[int] = []  # schedules that found the storage full; a restart fires them

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-TURNS_MAX = 200_000  # at one instant: more is a loop that never waits
+TURNS_MAX = 20_000  # at one instant: more is a loop that never waits
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
@@ -139,7 +139,7 @@ class SimLoop(asyncio.BaseEventLoop):
             ready.append(timer)
         self.turns += 1
         if self.turns > TURNS_MAX:
-            raise Stuck(f"time stands still at {self._now_s}")
+            raise Stuck(f"time stands still at {self._now_s}: {[*ready][:4]}")
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle._cancelled:
@@ -155,6 +155,12 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _process_events(self, event_list: object) -> None:
         """There are none."""
+
+
+async def until(holds: Callable[[], object], every_s: float = 0.1) -> None:
+    """Looks again and again: in virtual time that costs nothing but the looks."""
+    while not holds():  # noqa: ASYNC110 - what is waited for is told by nobody
+        await asyncio.sleep(every_s)
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -1,0 +1,249 @@
+"""What must hold after a run, whatever happened in it: DESIGN's promises, each as a function that complains.
+
+They look at what the server stored, at what each caller was told, at what each engine computed, and at what every
+service still holds when all is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from laneway.core import subjects
+from laneway.core.job import JobRecord
+from laneway.core.lanes import LANES, JobState
+from laneway.scheduler.loop import Scheduler
+from laneway.workers.service import Worker
+from tests.sim.system.asks import Ask, StreamLog, Told
+from tests.sim.system.engines import EngineRun, expected_answer
+from tests.sim.system.region import REGION, Gate, Region
+
+CLOCK_S = 0.5  # how far apart two processes may take the time of NATS to be, and what a claim takes on its way
+
+
+def check_all(region: Region, asks: list[Ask]) -> list[str]:
+    """Complaints; none where all is well."""
+    by_label = {ask.label: ask for ask in asks}
+    found: list[str] = []
+    for job_id in region.history.jobs:
+        found += (f"job {job_id}: {text}" for text in _job(region, job_id, by_label))
+    for ask in asks:
+        found += (f"ask {ask.label}: {text}" for text in _ask(region, ask))
+    found += _left_on_the_server(region)
+    for host in region.hosts:
+        found += (f"{host.name}: {text}" for text in _left_in_a_service(host.part))
+    return found
+
+
+# --- a job, as the server saw it -----------------------------------------------------------------------------
+
+
+def _job(region: Region, job_id: str, by_label: dict[str, Ask]) -> Iterator[str]:
+    job = region.history.jobs[job_id]
+    records = [(write.time_s, write.record) for write in job.writes]
+    for (_, before), (time_s, after) in pairwise(records):
+        if before.state.terminal and not _accepted_anew(before, after):
+            yield f"ended {before.state} and was written again as {after.state} at {time_s:.3f}"
+        yield from _step(before, after)
+    for _, record in records:
+        if [each.attempt for each in record.lineage] != list(range(1, record.attempt + 1)):
+            yield f"lineage {record.lineage} of attempt {record.attempt}"
+    for time_s, record in records:
+        claimed = record.state is JobState.RUNNING and record.lineage[-1].claimed_s
+        if claimed and claimed > record.contract.deadline_s + CLOCK_S:
+            yield f"claimed {claimed - record.contract.deadline_s:.3f} s after its deadline, stored at {time_s:.3f}"
+    final = records[-1][1] if records else None
+    if final is None:
+        yield "queued, and there is no record"
+    elif not final.state.terminal:
+        yield f"not ended: {final.state}, attempt {final.attempt} of {final.owner or 'nobody'}"
+    else:
+        yield from _end(region, final, by_label)
+    for message in job.queued.values():
+        if message.gone_s is None:
+            yield f"still queued: {message.subject}"
+
+
+def _accepted_anew(before: JobRecord, after: JobRecord) -> bool:
+    """A refusal stored nothing but itself, so that the same key may be tried again."""
+    return before.state is JobState.REFUSED and after.state in (JobState.WAITING, JobState.REFUSED)
+
+
+def _step(before: JobRecord, after: JobRecord) -> Iterator[str]:
+    """Fencing: an attempt begins once, and while one runs only its owner goes on with it."""
+    if before.state is JobState.REFUSED:
+        return
+    if not before.attempt <= after.attempt <= before.attempt + 1:
+        yield f"attempt {before.attempt} was followed by {after.attempt}"
+    if after.attempt > before.attempt and after.state is not JobState.RUNNING:
+        yield f"attempt {after.attempt} began as {after.state}"
+    same = after.attempt == before.attempt and after.state is JobState.RUNNING
+    if same and (before.state, before.owner) != (JobState.RUNNING, after.owner):
+        yield f"attempt {after.attempt} went from {before.owner or before.state} to {after.owner}"
+    if after.starts < before.starts or after.clean < before.clean:
+        yield "its starts were counted down"
+
+
+def _end(region: Region, final: JobRecord, by_label: dict[str, Ask]) -> Iterator[str]:
+    ask = by_label.get(final.contract.labels.get("ask", ""))
+    if ask is None:  # refused before anything of it was known
+        return
+    if (final.state is JobState.SUCCEEDED) != (final.result is not None):
+        yield f"{final.state}, and its result is {final.result}"
+    if final.result is None:
+        return
+    answer = final.result.token_ids
+    yield from _one_run(region, ask, answer, "the result")
+    if final.result.text != bytes(answer).decode():
+        yield f"the text {final.result.text!r} is not that of {answer}"
+    if final.result.usage.completion_tokens != len(answer):
+        yield f"{final.result.usage} for {len(answer)} tokens"
+    if final.timings.ended_s > final.contract.deadline_s + CLOCK_S:
+        yield f"succeeded {final.timings.ended_s - final.contract.deadline_s:.3f} s after its deadline"
+
+
+def _one_run(region: Region, ask: Ask, answer: tuple[int, ...], what: str) -> Iterator[str]:
+    """No splice: what the request decides is what it decides; what chance decided is all of one line of runs."""
+    decided = ask.temperature == 0.0 or ask.seed is not None
+    if decided:
+        options = region.settings.engine_options_of(region.pool.name)
+        wanted = expected_answer(ask.prompt, ask.max_tokens, ask.temperature, ask.seed, options)
+        if wanted[: len(answer)] != answer or (what == "the result" and wanted != answer):
+            yield f"{what} is {bytes(answer)!r}, and {bytes(wanted)!r} was due"
+        return
+    line = _line(region.engines.of(ask.prompt), answer)
+    if answer and line is None:
+        yield f"{what}, {bytes(answer)!r}, is of no single run"
+
+
+def _line(runs: list[EngineRun], answer: tuple[int, ...]) -> EngineRun | None:
+    """A run that gave the answer, and whose beginning another gave."""
+    for run in runs:
+        if run.whole[: len(answer)] == answer:
+            earlier = [each for each in runs if each is not run and each.began_s <= run.began_s]
+            if not run.before or _line(earlier, run.before) is not None:
+                return run
+    return None
+
+
+# --- a caller, and what it was told --------------------------------------------------------------------------
+
+
+def _ask(region: Region, ask: Ask) -> Iterator[str]:
+    if len(ask.job_ids) > 1 and ask.key:
+        yield f"one key made {len(ask.job_ids)} jobs: {ask.job_ids}"
+    made = [job_id for job_id, job in region.history.jobs.items() if _label(job_id, region) == ask.label and job.queued]
+    told_no = bool(ask.tries) and all(told is Told.REFUSED for told in ask.tries)
+    if made and told_no:
+        yield f"was refused each time, and {made} was queued"
+    if Told.ACCEPTED in ask.tries and not ask.job_ids:
+        yield "was accepted without a job"
+    finals = {job_id: region.history.final(job_id) for job_id in ask.job_ids}
+    for job_id, final in finals.items():
+        if final is None:
+            yield f"was told of {job_id}, which never was"
+        elif Told.ACCEPTED in ask.tries and final.state is JobState.REFUSED:
+            yield f"was accepted, and {job_id} ended as refused"
+    final = next(iter(finals.values()), None)
+    for log in ask.streams:
+        yield from _stream(region, ask, log, final)
+        if final is not None and log.end is not None and log.end is not final.state:
+            yield f"was told {log.end} ({log.error!r}), and the job ended {final.state} ({final.error})"
+        if final is not None and log.finished and final.result and log.next_index != len(final.result.token_ids):
+            yield f"a stream ended at {log.next_index} of {len(final.result.token_ids)} tokens"
+    if ask.cancel_told is not None and final is not None and ask.cancel_told is not final.state:
+        yield f"its cancel was told {ask.cancel_told}, and the job ended {final.state}"
+    yield from _follows(region, ask, final)
+
+
+def _label(job_id: str, region: Region) -> str:
+    job = region.history.jobs[job_id]
+    record = job.writes[-1].record if job.writes else None
+    if record is None and job.queued:
+        record = next(iter(job.queued.values())).job.record
+    return record.contract.labels.get("ask", "") if record is not None else ""
+
+
+def _stream(region: Region, ask: Ask, log: StreamLog, final: JobRecord | None) -> Iterator[str]:
+    got = tuple(log.ids)
+    if log.text != bytes(got).decode():
+        yield f"a stream's text {log.text!r} is not that of {bytes(got)!r}"
+    if log.finished and final is not None and final.result is not None:
+        whole = final.result.token_ids
+        if whole[log.from_index :] != got:
+            yield f"a stream from {log.from_index} gave {bytes(got)!r}, and the answer is {bytes(whole)!r}"
+    # What a caller has who went on where another stream had ended.
+    yield from _one_run(region, ask, (*log.before, *got), f"what a caller got in all (the last from {log.from_index})")
+
+
+def _follows(region: Region, ask: Ask, final: JobRecord | None) -> Iterator[str]:
+    """The engine is freed: nothing is computed long after the end of a job, where its worker can know."""
+    if final is None or not final.timings.ended_s:
+        return
+    began_s = region.clock.now() - region.loop.time()
+    for run in region.engines.of(ask.prompt):
+        if run.ended_s is None:
+            yield f"{run.worker_id} still computes it"
+        elif run.stepped_s + began_s > final.contract.deadline_s + CLOCK_S + region.freed_s_max:
+            late_s = run.stepped_s + began_s - final.contract.deadline_s
+            yield f"{run.worker_id} computed it until {late_s:.1f} s after its deadline"
+
+
+# --- what is left --------------------------------------------------------------------------------------------
+
+
+def _left_on_the_server(region: Region) -> Iterator[str]:
+    streams = [subjects.lane_stream(REGION, lane) for lane in LANES]
+    for name in (*streams, subjects.ingest_stream(REGION)):
+        stream = region.server.streams[name]
+        for message in stream.messages.values():
+            yield f"{name} holds {message.subject}"
+        for consumer in stream.consumers.values():
+            if consumer._pending:
+                yield f"{consumer.name} waits for {len(consumer._pending)} acknowledgements"
+
+
+def _left_in_a_service(part: object) -> Iterator[str]:
+    if part is None:
+        yield "does not serve"
+    elif isinstance(part, Worker):
+        yield from _left_in_a_worker(part)
+    elif isinstance(part, Gate):
+        yield from _left_in_a_door(part)
+    elif isinstance(part, Scheduler) and part.lead is not None and len(part.lead.parking.index):
+        yield f"its index has {len(part.lead.parking.index)} parked jobs"
+
+
+def _left_in_a_worker(worker: Worker) -> Iterator[str]:
+    assert worker.runs is not None
+    assert worker.seats is not None
+    assert worker.pulls is not None
+    stats, seats = worker.sequences.stats(), worker.seats
+    capacity = worker.engine.capacity
+    assert capacity is not None
+    for what, count in {
+        "runs": len(worker.runs),
+        "staged jobs": len(worker.pulls.staged),
+        "sequences": len(worker.sequences),
+        "sequences in its engine": stats.running + stats.queued,
+        "prompt tokens in its engine": stats.prefilling_tokens,
+        "taken seats": capacity.slots - seats.slots_free,
+        "reserved tokens": capacity.kv_tokens - seats.kv_tokens_free,
+    }.items():
+        if count:
+            yield f"{count} {what} are left"
+
+
+def _left_in_a_door(gate: Gate) -> Iterator[str]:
+    house = gate.house
+    for what, count in {
+        "calls": len(gate.calls),
+        "streams": len(house.door),
+        "chores": len(house.chores),
+        "outlets": len(house.door._outlets),
+        "timers of deadlines": len(house.door._deadlines),
+        "late records": len(house.late_records._timers),
+        "jobs in its ledger": len(gate.house.admission._judge._ledger._live),
+    }.items():
+        if count:
+            yield f"{count} {what} are left"

@@ -1,0 +1,145 @@
+"""One run: a region, its callers, its faults; then peace, and a look at what is left.
+
+python -m tests.sim.system.run 17        runs seed 17 and says what it found; -v shows what the services logged
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+from collections import Counter
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from tests.sim.system.asks import draw_asks
+from tests.sim.system.callers import Callers
+from tests.sim.system.checks import check_all
+from tests.sim.system.faults import Faults, draw_faults
+from tests.sim.system.loop import SimLoop, here, run, until
+from tests.sim.system.region import Region, Shape
+
+ASKS = 50
+ASKS_S = 24.0
+FAULTS = 14
+FAULTS_S = 30.0
+SETTLE_S = 75.0  # after the faults: then everything must have ended
+USUAL = Shape()
+REST_S = 12.0  # after the last end: leases, sweeps and beats that follow
+
+
+@dataclass
+class Report:
+    seed: int
+    complaints: list[str]
+    faults: list[str]
+    log: list[str]
+    digest: str  # of all that was sent to the server, and when
+    virtual_s: float
+    ended: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.seed}: {len(self.complaints)} complaints", *self.complaints, "faults:", *self.faults]
+        lines.append(f"run it again: LANEWAY_SIM_SEED={self.seed} pytest tests/sim/system -m 'not slow'")
+        return "\n".join(lines)
+
+
+def simulate(seed: int, shape: Shape = USUAL, *, asks: int = ASKS, faults: int = FAULTS) -> Report:
+    with _logged() as log:
+        return run(lambda: _simulate(seed, shape, asks, faults, log))
+
+
+async def _simulate(seed: int, shape: Shape, asks: int, faults: int, log: list[str]) -> Report:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop)
+    region = Region(seed, loop, shape)
+    digest = _watch_wire(region, loop)
+    try:
+        await region.start()
+        callers = Callers(region, draw_asks(seed, asks, ASKS_S))
+        plan = Faults(region, draw_faults(seed, [host.name for host in region.hosts], faults, FAULTS_S))
+        complaints = await _trouble_and_peace(region, callers, plan)
+        complaints += check_all(region, callers.asks)
+        return Report(seed, complaints, plan.applied, log, digest.hexdigest(), loop.time(), _ends(region))
+    finally:
+        await region.close()
+
+
+async def _trouble_and_peace(region: Region, callers: Callers, plan: Faults) -> list[str]:
+    complaints: list[str] = []
+    calling = asyncio.ensure_future(callers.run())
+    await plan.run()
+    plan.over()
+    try:
+        async with asyncio.timeout(SETTLE_S):
+            await calling
+            await until(lambda: not any(region.history.open()), 0.5)
+        await asyncio.sleep(REST_S)
+    except TimeoutError:
+        waiting = [ask.label for ask in callers.asks if not ask.done]
+        complaints.append(f"not all has ended: callers of {waiting}, jobs {list(region.history.open())}")
+    complaints += callers.complaints
+    complaints += [failure for host in region.hosts for failure in host.failures]
+    return complaints
+
+
+def _ends(region: Region) -> dict[str, int]:
+    """How many jobs ended how."""
+    finals = (region.history.final(job_id) for job_id in region.history.jobs)
+    return dict(Counter(final.state.value if final is not None else "none" for final in finals))
+
+
+def _watch_wire(region: Region, loop: SimLoop) -> Any:
+    """Every message that reaches the server goes into one sum."""
+    digest = hashlib.blake2b(digest_size=16)
+    publish = region.server.publish
+
+    def watched(client: Any, subject: str, data: bytes, headers: Any, reply: str) -> None:
+        digest.update(f"{loop.time():.6f} {client._number} {subject} {len(data)}\n".encode())
+        publish(client, subject, data, headers, reply)
+
+    region.server.publish = watched  # type: ignore[method-assign]
+    return digest
+
+
+@contextmanager
+def _logged() -> Iterator[list[str]]:
+    """What the services log goes into a list, with virtual times."""
+    lines: list[str] = []
+
+    def collect(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+        process = here()
+        error = event.pop("exc_info", None)
+        facts = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
+        lines.append(
+            f"{asyncio.get_running_loop().time():9.3f} {process.name if process else '-':14} {method:7} "
+            f"{event.get('event')} {facts}{f' {error!r}' if error else ''}"
+        )
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[collect], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
+    try:
+        yield lines
+    finally:
+        structlog.configure(**before)
+
+
+def main() -> int:
+    seeds = [int(text) for text in sys.argv[1:] if text != "-v"]
+    failed = 0
+    for seed in seeds:
+        report = simulate(seed)
+        failed += bool(report.complaints)
+        print(report, report.ended, f"{report.virtual_s:.0f} s", report.digest)
+        if "-v" in sys.argv:
+            print("\n".join(report.log))
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
