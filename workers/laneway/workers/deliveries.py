@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import structlog
 
-from laneway.core.job import LaneJob
+from laneway.core.job import QueuedJob
 from laneway.runtime.bus import BusError
 from laneway.runtime.puller import Delivery
 from laneway.runtime.records import StoredRecord
@@ -18,7 +18,7 @@ SUBJECT_TOKENS = 7  # of subjects.ready
 _log = structlog.get_logger(__name__)
 
 
-def delivered_of(delivery: Delivery, job: LaneJob, ack_wait_s: float) -> Delivered:
+def delivered_of(delivery: Delivery, job: QueuedJob, ack_wait_s: float) -> Delivered:
     record = job.record
     accepted = StoredRecord(record, delivery.record_sequence)
     return Delivered(record.region, record.tenant, record.job_id, accepted, delivery.deliveries > 1, ack_wait_s)

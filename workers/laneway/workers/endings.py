@@ -8,6 +8,7 @@ terminal, and the lane message may be acknowledged; another owner's, and we say 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from random import Random
 
@@ -16,17 +17,21 @@ import structlog
 from laneway.core import job as jobs
 from laneway.core import subjects
 from laneway.core.clock import Clock
-from laneway.core.errors import Code
-from laneway.core.job import JobError, JobRecord
+from laneway.core.errors import Code, LanewayError
+from laneway.core.job import JobError, JobRecord, Result
 from laneway.core.lanes import JobState
+from laneway.core.objects import ObjectRef
 from laneway.runtime.bus import BusError, PayloadTooLarge, WrongSequence
 from laneway.runtime.clock import SYSTEM_RANDOM
 from laneway.runtime.records import RecordStore, StoredRecord
+from laneway.runtime.references import References
 from laneway.runtime.wire.records import UnreadableMessage, encode_record
 from laneway.workers import messages
 
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
+RESULT_TRY_S = 15.0  # until a result that the object store does not take is given up
+EVENT_REST_BYTES = 1024  # of an event without its record, at most
 
 _log = structlog.get_logger(__name__)
 
@@ -44,6 +49,7 @@ class Endings:
         clock: Clock,
         payload_bytes_max: int,
         random: Random = SYSTEM_RANDOM,
+        references: References | None = None,
     ) -> None:
         self._records = records
         self._publish = publish
@@ -51,20 +57,30 @@ class Endings:
         self._clock = clock
         self._payload_bytes_max = payload_bytes_max
         self._random = random
+        self._references = references
 
     async def write(self, owned: StoredRecord, change: Change) -> StoredRecord | None:
         """The record after `change`, or the terminal one that somebody else wrote; None: another owns the job, or it
-        is gone. Goes on until the outcome is known; `change` may be called again on our own unchanged write.
+        is gone. Goes on until the outcome is known; `change` may be called again on our own unchanged write. A result
+        that makes the record too large goes to the object store.
         """
+        placed: list[ObjectRef] = []
+        found = await self._write(owned, change, placed)
+        for stored in placed:
+            if found is None or found.record.result_object != stored:
+                await self._take_back(stored)
+        return found
+
+    async def _write(self, owned: StoredRecord, change: Change, placed: list[ObjectRef]) -> StoredRecord | None:
         attempt = owned.record.attempt
         stored = owned
         backoff_s = BACKOFF_S_MIN
         while True:
+            record = change(stored.record)
             try:
-                record = change(stored.record)
                 return StoredRecord(record, await self._records.update(record, stored.sequence))
             except PayloadTooLarge as error:
-                change = self._too_large(attempt, error)
+                change = await self._smaller(change, record, error, placed)
                 continue
             except WrongSequence:
                 pass
@@ -100,7 +116,7 @@ class Endings:
     async def announce(self, record: JobRecord, *, with_record: bool = False) -> None:
         """Tells the state on `ev`. A hint: who misses it reads the record."""
         payload = encode_record(record) if with_record else b""
-        if len(payload) > self._payload_bytes_max:
+        if len(payload) > self._payload_bytes_max - EVENT_REST_BYTES:
             payload = b""
         message = messages.event(record.job_id, record.state, record.attempt, self._me, payload)
         try:
@@ -108,11 +124,44 @@ class Endings:
         except BusError:
             _log.warning("event_not_sent", job_id=record.job_id, state=record.state.value)
 
-    def _too_large(self, attempt: int, error: PayloadTooLarge) -> Change:
+    async def _smaller(
+        self, change: Change, record: JobRecord, error: PayloadTooLarge, placed: list[ObjectRef]
+    ) -> Change:
+        """What to write instead of a record that is too large."""
+        if self._references is None or record.result is None or record.result_object is not None:
+            return self._too_large(record.attempt, error)
+        try:
+            stored = await self._place(self._references, record, record.result)
+        except LanewayError as refusal:
+            _log.error("result_not_stored", job_id=record.job_id, reason=refusal.reason, error=refusal.message)
+            return self._too_large(record.attempt, error, refusal.message)
+        placed.append(stored)
+        return lambda found: jobs.by_reference(change(found), stored)
+
+    async def _place(self, references: References, record: JobRecord, result: Result) -> ObjectRef:
+        """Raises a LanewayError when it is refused, or has not succeeded for RESULT_TRY_S."""
+        until_s = self._clock.monotonic() + RESULT_TRY_S
+        backoff_s = BACKOFF_S_MIN
+        while True:
+            try:
+                return await references.put_result(record, result, self._clock.now())
+            except BusError:
+                if self._clock.monotonic() >= until_s:
+                    raise
+            backoff_s = await _back_off(backoff_s, self._random)
+
+    async def _take_back(self, stored: ObjectRef) -> None:
+        assert self._references is not None
+        with contextlib.suppress(BusError):  # it expires by itself
+            await self._references.remove(stored)
+
+    def _too_large(self, attempt: int, error: PayloadTooLarge, store_says: str = "") -> Change:
         message = (
             f"the answer and its record have {error.size_bytes} bytes, the limit is {error.limit_bytes}; "
             "ask for fewer tokens or no log probabilities"
         )
+        if store_says:
+            message = f"{message} ({store_says})"
         why = JobError(Code.RESOURCE_EXHAUSTED, "RESULT_TOO_LARGE", message)
         return lambda record: jobs.fail(record, self._me, attempt, why, self._clock.now())
 
