@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from laneway.core.lanes import LANES, Lane
-from laneway.policy.pull import LaneView, PullParams, Room, Start, Turns, next_step, started
+from laneway.policy.pull import LaneView, MakeRoom, PullParams, Room, Start, Turns, next_step, started
 
 WIDE = PullParams(lower_prefills_max=64)
 
@@ -77,6 +77,7 @@ class ModelWorker:
             if isinstance(step, Start):
                 self.start(self.staged.pop(step.lane), views)
                 continue
+            assert not isinstance(step, MakeRoom), "nobody yields here"
             self.pulls += 1
             queue = self.lanes[step.lane]
             got = [queue.popleft() for _ in range(min(step.batch, len(queue)))]

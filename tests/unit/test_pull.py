@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laneway.core.lanes import LANES, Lane
-from laneway.policy.pull import LaneView, Pull, PullParams, Room, Start, Turns, floor_is_due, next_step, started
+from laneway.policy.pull import LaneView, MakeRoom, Pull, PullParams, Room, Start, Turns, floor_is_due, next_step, started
 
 PARAMS = PullParams(floor_turns=10, deferrable_per_batch=4, lower_prefills_max=64)
 WIDE = Room(slots=8, kv_tokens=8000, job_tokens_max=1000)
@@ -123,6 +123,32 @@ def test_lower_lanes_never_queue_inside_the_engine(prefilling: int):
 def test_priority_goes_on_while_a_due_lower_lane_waits_for_a_prefill():
     room = Room(1, 8000, 1000, lower_prefills=1)
     assert next_step(lanes(*LANES), room, Turns(priority_run=9), PullParams()) == Pull(Lane.PRIORITY, 1)
+
+
+@pytest.mark.parametrize(("slots", "kv"), [(0, 500), (2, 0), (2, 500)])
+def test_without_room_one_priority_job_is_pulled_where_a_run_may_yield_to_it(slots: int, kv: int):
+    full = Room(slots, kv, 1000)
+    yielding = Room(slots, kv, 1000, yields=True)
+    staged = lanes(Lane.BATCH, staged={Lane.PRIORITY: 900})
+    assert next_step(staged, full, Turns(), PARAMS) is None
+    assert next_step(staged, yielding, Turns(), PARAMS) == MakeRoom()
+    if not (slots and kv):
+        assert next_step(lanes(*LANES), full, Turns(), PARAMS) is None
+        assert next_step(lanes(*LANES), yielding, Turns(priority_run=9), PARAMS) == Pull(Lane.PRIORITY, 1)
+
+
+def test_nothing_yields_to_a_lower_lane_or_to_a_paused_one():
+    full = Room(0, 0, 1000, yields=True)
+    assert next_step(lanes(Lane.DEFERRABLE, Lane.BATCH, staged={Lane.BATCH: 10}), full, Turns(), PARAMS) is None
+    assert next_step(lanes(*LANES, paused=(Lane.PRIORITY,)), full, Turns(), PARAMS) is None
+    held = lanes(Lane.BATCH, paused=(Lane.PRIORITY,), staged={Lane.PRIORITY: 10})
+    assert next_step(held, full, Turns(), PARAMS) is None
+
+
+def test_what_fits_starts_though_a_run_might_yield():
+    room = Room(1, 900, 1000, yields=True)
+    assert next_step(lanes(staged={Lane.PRIORITY: 900}), room, Turns(), PARAMS) == Start(Lane.PRIORITY)
+    assert next_step(lanes(*LANES), room, Turns(), PARAMS) == Pull(Lane.PRIORITY, 1)
 
 
 @pytest.mark.parametrize(

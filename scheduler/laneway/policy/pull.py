@@ -1,7 +1,8 @@
 """Which lane a worker turns to next, and how many jobs it asks for.
 
 A worker has room (free sequences and free KV tokens) and lanes that may hold jobs. This module answers "what next":
-start the job that was pulled earlier and did not fit then, pull so many from this lane, or nothing. The rules:
+start the job that was pulled earlier and did not fit then, pull so many from this lane, make room for the priority job
+that waits here, or nothing. The rules:
 
 - Priority goes first whenever it may have work.
 - While a lower lane waits, one started job in `floor_turns` is a lower lane's, so that a busy priority lane cannot
@@ -14,6 +15,9 @@ start the job that was pulled earlier and did not fit then, pull so many from th
 - Lower lanes leave `priority_reserved_slots` free, except where the floor is due: then any free slot is theirs.
 - Lower lanes never queue inside an engine, which cannot be asked to pause a prompt: at most `lower_prefills_max` of
   their jobs are submitted without having their first token. Priority ignores both limits.
+- Without room nothing is pulled, with one exception: where running lower work may yield (policy.preempt), one priority
+  job is pulled and staged, so that it is here alone, and then room is made for it. Many workers that heard of one job
+  thus let one run yield, and none when the job is gone to a worker with room.
 
 Everything is counted in started jobs, so the same history always gives the same order. The caller keeps the `Turns`
 and owns the pulls; nothing here knows of NATS, engines or time.
@@ -68,6 +72,7 @@ class Room(Struct, frozen=True):
     kv_tokens: int  # free KV tokens
     job_tokens_max: int  # KV tokens of the largest job that can run here
     lower_prefills: int = 0  # lower-lane jobs that were submitted and have no token yet
+    yields: bool = False  # running lower work may yield its place to a priority job now
 
 
 class Turns(Struct, frozen=True):
@@ -88,8 +93,18 @@ class Start(Struct, frozen=True):
     lane: Lane
 
 
-def next_step(lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullParams) -> Pull | Start | None:
+class MakeRoom(Struct, frozen=True):
+    """Let a run yield its place to the priority job that is staged here."""
+
+
+Step = Pull | Start | MakeRoom
+
+
+def next_step(lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullParams) -> Step | None:
     """What to do next; None: nothing until a bell rings, room frees, or it is time to look again."""
+    if room.yields and short_of_room(lanes, room):
+        staged = any(view.lane is Lane.PRIORITY and view.staged_tokens is not None for view in lanes)
+        return MakeRoom() if staged else Pull(Lane.PRIORITY, 1)
     if room.slots <= 0 or room.kv_tokens <= 0:
         return None
     lower_places = _lower_places(lanes, room, turns, params)
@@ -105,6 +120,14 @@ def next_step(lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullP
             return None
         lower_places = 0
     return None
+
+
+def short_of_room(lanes: Sequence[LaneView], room: Room) -> bool:
+    """Whether priority may have work that cannot start here as things are."""
+    for view in lanes:
+        if view.lane is Lane.PRIORITY and view.wants:
+            return room.slots <= 0 or room.kv_tokens <= 0 or (view.staged_tokens or 0) > room.kv_tokens
+    return False
 
 
 def started(turns: Turns, lane: Lane, jobs: int, lanes: Sequence[LaneView]) -> Turns:
