@@ -16,6 +16,7 @@ from laneway.core.job import (
     cancel,
     claim,
     expire,
+    give_way,
     succeed,
 )
 from laneway.core.lanes import FinishReason, Lane, VerdictKind
@@ -64,6 +65,20 @@ def test_a_job_that_ran_twice_tells_both_claims_and_its_end() -> None:
     ]
     assert steps[3].facts == {"attempt": "2", "worker": "w2", "start_index": "5"}
     assert steps[-1].facts == {"completion_tokens": "2"}
+
+
+def test_a_job_that_yielded_to_priority_says_so_and_goes_on_as_resumed() -> None:
+    yielded = give_way(claim(RECORD, "w1", 140.0), "w1", 1, 145.0)
+    decided = [Step(120.0, "released", "IDLE_CAPACITY"), Step(145.1, "held", "POOL_BUSY")]
+    steps = explain(claim(yielded, "w2", 150.0), decided)
+    assert said(steps)[2:] == [
+        ("worker", "claimed", "FIRST_CLAIM"),
+        ("worker", "preempted", "YIELDED_TO_PRIORITY"),
+        ("scheduler", "held", "POOL_BUSY"),
+        ("worker", "claimed", "RESUMED"),
+    ]
+    assert steps[3].at_s == 145.0
+    assert steps[3].facts == {"attempt": "1", "worker": "w1"}
 
 
 def test_ends_name_who_ended_the_job() -> None:

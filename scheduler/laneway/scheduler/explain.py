@@ -51,12 +51,19 @@ def _verdict(record: JobRecord) -> Explanation:
 
 
 def _attempts(record: JobRecord) -> Iterable[Explanation]:
+    yielded = False  # the attempt before
     for each in record.lineage:
-        reason = "FIRST_CLAIM" if each.attempt == 1 else "TAKEN_OVER_OR_RETRIED"
+        reason = "FIRST_CLAIM" if each.attempt == 1 else "RESUMED" if yielded else "TAKEN_OVER_OR_RETRIED"
         facts = {"attempt": str(each.attempt), "worker": each.owner}
         if each.start_index:
             facts["start_index"] = str(each.start_index)
+        if record.checkpoint_index and each is record.lineage[-1]:
+            facts["checkpoint_index"] = str(record.checkpoint_index)
         yield Explanation(each.claimed_s, "worker", "claimed", reason, facts)
+        yielded = each.yielded_s > 0.0
+        if yielded:
+            facts = {"attempt": str(each.attempt), "worker": each.owner}
+            yield Explanation(each.yielded_s, "worker", "preempted", "YIELDED_TO_PRIORITY", facts)
     if record.timings.first_token_s:
         yield Explanation(
             record.timings.first_token_s, "worker", "started", "FIRST_TOKEN", {"attempt": str(record.attempt)}
