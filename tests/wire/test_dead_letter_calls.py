@@ -14,6 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from msgspec.structs import replace
 
 from laneway.admission.dead_letter_calls import PURGE_IDS_MAX
+from laneway.client import Client
 from laneway.core import ids, subjects
 from laneway.core.dead_letters import POISON, UNREADABLE_JOB
 from laneway.core.errors import (
@@ -112,6 +113,7 @@ async def office(nats_server: LocalNats, tmp_path: Path) -> AsyncIterator[Office
 # --- looking -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_letter_says_what_became_of_the_job(office: Office):
     job_id = await office.dead(labels={"team": "a"})
     page = await office.page()
@@ -201,6 +203,7 @@ async def test_a_requeue_runs_the_same_task_under_a_new_id_and_removes_the_lette
     assert (await office.door.record(old_id, "acme")) == old, "the end of the old job stands"
 
 
+@pytest.mark.slow
 async def test_a_deadline_of_the_new_job_may_be_given(office: Office):
     old_id = await office.dead()
     due_s = CLOCK.now() + 500.0
@@ -226,6 +229,7 @@ async def test_a_repeated_requeue_gives_the_same_job_before_and_after_it_ended(o
         await office.requeue(old_id, OTHER)
 
 
+@pytest.mark.slow
 async def test_a_letter_that_outlived_its_requeue_gives_the_same_job_and_goes(office: Office):
     """As where the letter could not be removed, or was stored once more by a worker that had crashed."""
     old_id = await office.dead()
@@ -241,6 +245,7 @@ async def test_a_letter_that_outlived_its_requeue_gives_the_same_job_and_goes(of
     assert await office.door.messages() == 1
 
 
+@pytest.mark.slow
 async def test_a_requeue_that_dies_again_is_requeued_again(office: Office):
     chain = [await office.dead()]
     for _ in range(2):
@@ -269,6 +274,7 @@ async def test_a_refused_requeue_leaves_the_letter(office: Office):
     assert await office.listed() == []
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_run_again_says_why_and_stays(office: Office):
     unreadable = await office.dead(reason=UNREADABLE_JOB)
     with pytest.raises(NotRequeueable, match="cannot be read"):
@@ -288,6 +294,7 @@ async def test_what_cannot_be_run_again_says_why_and_stays(office: Office):
     assert await office.listed() == [*(change["job_id"] for change, _ in changes[::-1]), unreadable]
 
 
+@pytest.mark.slow
 async def test_ids_that_name_no_letter(office: Office):
     alive = await office.submit()
     for job_id, kind in [
@@ -306,6 +313,7 @@ async def test_ids_that_name_no_letter(office: Office):
 # --- removing ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_purge_takes_what_it_selects(office: Office):
     old = await office.dead()
     between_s = CLOCK.now()
@@ -321,6 +329,7 @@ async def test_a_purge_takes_what_it_selects(office: Office):
     assert (await office.door.record(old, "acme")).state is JobState.FAILED, "its record stays"
 
 
+@pytest.mark.slow
 async def test_a_purge_names_at_most_so_many_jobs_and_either_jobs_or_a_selection(office: Office):
     mine = await office.dead()
     names = [mine, *(f"{REGION}-d{n}" for n in range(PURGE_IDS_MAX))]
@@ -338,3 +347,19 @@ async def test_a_purge_names_at_most_so_many_jobs_and_either_jobs_or_a_selection
         assert refused.value.field == field
     assert await office.listed() == [mine]
     assert await office.purge(OPERATOR, job_ids=names[:PURGE_IDS_MAX]) == 1
+
+
+@pytest.mark.slow
+async def test_the_client_lists_across_pages_and_purges_in_parts(office: Office, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("laneway.client.admission.PAGE_SIZE", 2)
+    monkeypatch.setattr("laneway.client.admission.PURGE_IDS", 2)
+    made = [await office.dead() for _ in range(5)]
+    async with Client(office.door.address, token=ACME) as client:
+        assert [letter.job_id async for letter in client.list_dead_letters()] == made[::-1]
+        assert [letter.job_id async for letter in client.list_dead_letters(limit=3)] == made[:1:-1]
+        assert await client.purge_dead_letters([]) == 0, "no names are not all names"
+        assert await client.purge_dead_letters(made[:3]) == 3
+        new = await client.requeue_dead_letter(made[3], deadline_s=60.0)
+        assert (await client.get_job(new.job_id)).requeued_from == made[3]
+        assert await client.purge_dead_letters(before_s=CLOCK.now() + 1.0) == 1
+        assert [letter async for letter in client.list_dead_letters()] == []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from laneway.admission.dead_letter_watch import DeadLetterWatch
 from laneway.core import subjects
 from laneway.core.dead_letters import POISON, UNREADABLE_JOB, DeadLetter
 from laneway.core.errors import Code
@@ -74,6 +75,7 @@ async def test_a_job_that_is_given_up_ends_once_and_leaves_a_dead_letter(nats_se
         assert list(info["state"]["subjects"]) == [f"dead.{REGION}.batch.POISON.{record.job_id}"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 async def test_a_request_that_kills_its_engine_each_time_is_kept_with_all_its_attempts(nats_server: LocalNats):
     async with yard(
@@ -104,6 +106,7 @@ async def test_a_message_that_cannot_be_read_leaves_a_letter_that_cannot_be_requ
         assert counted("laneway_dead_letters_total", reason=UNREADABLE_JOB) == before + 1
 
 
+@pytest.mark.slow
 async def test_other_ends_leave_no_letter(nats_server: LocalNats):
     async with yard(nats_server, workers=1, engine__fault_error_token_id=CRASH_ID) as place:
         ends = [
@@ -153,6 +156,7 @@ async def test_a_crash_between_the_end_and_the_letter_loses_no_letter(
         assert await eventually(place.lanes_empty)
 
 
+@pytest.mark.slow
 async def test_a_letter_waits_for_a_stream_that_is_away_and_its_caller_does_not(
     nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
 ):
@@ -170,6 +174,7 @@ async def test_a_letter_waits_for_a_stream_that_is_away_and_its_caller_does_not(
         assert await eventually(place.lanes_empty)
 
 
+@pytest.mark.slow
 async def test_a_letter_that_cannot_be_stored_for_too_long_is_lost_and_counted(
     nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
 ):
@@ -185,6 +190,7 @@ async def test_a_letter_that_cannot_be_stored_for_too_long_is_lost_and_counted(
         assert counted("laneway_dead_letters_total") == kept
 
 
+@pytest.mark.slow
 async def test_a_second_delivery_of_a_dead_job_neither_counts_nor_comes_back_after_a_purge(nats_server: LocalNats):
     before = counted("laneway_dead_letters_total")
     async with yard(nats_server, workers=1, nats__ack_wait_priority_s=0.2) as place:
@@ -236,6 +242,7 @@ async def test_a_page_ends_at_its_size_and_the_last_one_says_so(store: DeadLette
         assert (place is not None) is more
 
 
+@pytest.mark.slow
 async def test_letters_are_filtered_by_lane_reason_tenant_and_time(store: DeadLetterStore):
     a = await put(store, 1)
     b = await put(store, 2, lane=Lane.PRIORITY)
@@ -274,6 +281,7 @@ async def test_a_purge_removes_what_it_selects_and_no_more(store: DeadLetterStor
         await store.purge(DeadLetterFilter())
 
 
+@pytest.mark.slow
 async def test_a_purge_of_a_tenant_takes_all_of_its_letters_however_many(
     store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch
 ):
@@ -285,6 +293,7 @@ async def test_a_purge_of_a_tenant_takes_all_of_its_letters_however_many(
     assert await ids_of(store, tenant="acme") == []
 
 
+@pytest.mark.slow
 async def test_one_letter_is_found_and_removed_by_its_job(store: DeadLetterStore):
     ids = [await put(store, n) for n in (1, 2)]
     letter = await store.get(ids[0])
@@ -303,6 +312,7 @@ async def test_a_job_has_one_letter_however_often_it_is_stored(store: DeadLetter
     assert (await store.depth()).letters == 1
 
 
+@pytest.mark.slow
 async def test_letters_of_a_later_release_hide_no_others(store: DeadLetterStore, provisioned_bus: Bus):
     await put(store, 1)
     await provisioned_bus.store(f"dead.{REGION}.batch.POISON.{REGION}-x", b"\xff\xff of a later release")
@@ -312,6 +322,7 @@ async def test_letters_of_a_later_release_hide_no_others(store: DeadLetterStore,
     assert await store.purge(DeadLetterFilter(lane=Lane.BATCH)) == 3
 
 
+@pytest.mark.slow
 async def test_a_filter_that_matches_little_reads_no_more_than_its_bound(
     store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch
 ):
@@ -344,6 +355,7 @@ async def test_a_full_stream_lets_the_oldest_letters_go(bus: Bus):
     assert (depth.letters, depth.size_bytes) == (fitting, fitting * each)
 
 
+@pytest.mark.slow
 async def test_a_letter_above_the_limit_of_a_message_is_kept_without_its_job(
     store: DeadLetterStore, provisioned_bus: Bus
 ):
@@ -364,3 +376,25 @@ async def test_a_region_of_an_earlier_release_learns_to_keep_one_letter_a_job(pr
     assert len(await provision_region(provisioned_bus, small_catalogue())) == 1
     config = (await provisioned_bus.api(f"STREAM.INFO.{DEAD}", {}))["config"]
     assert config["max_msgs_per_subject"] == 1
+
+
+@pytest.mark.slow
+async def test_gauges_show_how_many_letters_are_kept_and_nothing_while_that_is_unknown(
+    store: DeadLetterStore, provisioned_bus: Bus
+):
+    def kept() -> float | None:
+        return REGISTRY.get_sample_value("laneway_dead_letters_kept_jobs", {})
+
+    watch = DeadLetterWatch(store, poll_s=0.01)
+    with watch.gauges():
+        assert kept() is None
+        running = asyncio.ensure_future(watch.run())
+        await eventually(lambda: kept() == 0)
+        await put(store, 1)
+        await eventually(lambda: kept() == 1)
+        size_bytes = REGISTRY.get_sample_value("laneway_dead_letters_kept_bytes", {})
+        assert size_bytes == (await store.depth()).size_bytes
+        await provisioned_bus.api(f"STREAM.DELETE.{DEAD}", {})
+        await eventually(lambda: kept() is None)
+        running.cancel()
+    assert kept() is None
