@@ -75,6 +75,14 @@ def test_the_delay_is_rounded_up(delay_s, shown):
     assert metadata["grpc-retry-pushback-ms"] == shown
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_what_can_never_succeed_tells_grpc_libraries_not_to_retry(kind: type[LanewayError]):
+    error = kind("why")
+    shown = dict(trailing_metadata(error)).get("grpc-retry-pushback-ms")
+    assert shown == (None if kind.row.retryable else "-1")
+    assert from_rpc_error(as_call_error(error)).retry_after_s is None
+
+
 class TestForeignStatuses:
     @staticmethod
     def failed(code: grpc.StatusCode, details: str = "", *metadata: tuple[str, Any]) -> LanewayError:

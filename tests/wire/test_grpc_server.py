@@ -216,7 +216,7 @@ class TestStatuses:
         async with serving() as (_, _, _, stub):
             details = details_of(await failure(stub.GetJob(admission_pb2.GetJobRequest(job_id="field"))))
             assert details["BadRequest"].field_violations[0].field == "spec.model"
-            assert details["pushback"] is None
+            assert details["pushback"] == "-1"  # not at all
             assert "RetryInfo" not in details
 
     async def test_a_quota_is_named(self):

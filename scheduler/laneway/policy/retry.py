@@ -1,9 +1,10 @@
 """Whether a failed call is tried again, and when. Decides; never waits, draws or counts time by itself.
 
-One layer retries: the one nearest the caller. Retries are paid from a budget that first attempts fill, so that a
-storm of failures adds a fixed share of traffic and not a multiple. A delay that the server asked for is kept to the
-letter; without one, full jitter spreads the attempts. Nothing is retried that has already given a token, that may
-have run without a key to recognise it by, or that could not end in time.
+One layer retries calls: the one nearest the caller. Workers try again only accepted jobs whose attempt was lost, and
+pay from budgets of the same kind (workers/retries.py). Retries are paid from a budget that first attempts fill, so that
+a storm of failures adds a fixed share of traffic and not a multiple. A delay that the server asked for is kept to the
+letter; without one, full jitter spreads the attempts. Nothing is retried that has already given a token, that may have
+run without a key to recognise it by, or that could not end in time.
 
 Reading on in a job that exists runs nothing again. It is bounded by the length of the outage and not by attempts, and
 pays from no budget: one read of each stream in some seconds, after a delay that is always jittered, is no storm.
@@ -78,6 +79,14 @@ class RetryBudget(Struct, frozen=True):
             due -= paid
             result.append((second, amount - paid))
         return RetryBudget(tuple(result))
+
+    def payable_in_s(self, now_s: float, params: RetryParams) -> float | None:
+        """Seconds until one retry can be paid if no other is and nothing else comes in; None: not within the expiry."""
+        kept = self._refilled(now_s, params)
+        for seconds in range(params.expiry_s + 1):
+            if sum(amount for _, amount in kept[seconds:]) + seconds * params.floor_per_s >= _WHOLE:
+                return 0.0 if not seconds else seconds - now_s % 1
+        return None
 
     def _refilled(self, now_s: float, params: RetryParams) -> tuple[tuple[int, float], ...]:
         """One entry for each of the last `expiry_s` seconds; the floor comes with each new second. A fresh budget
@@ -166,9 +175,14 @@ def _attempts_allowed(tried: Attempted, params: RetryParams) -> float:
 def _wait_s(tried: Attempted, draw: float, params: RetryParams) -> float:
     """The delay that the server asked for, else full jitter: uniform below a ceiling that doubles. All streams of a
     door that goes away are told the same delay, so they add the jitter to it."""
-    exponent = min(tried.attempt - 1, 32)  # beyond any ceiling; keeps the power finite
-    ceiling_s = min(params.backoff_s_max[tried.lane], params.backoff_base_s * params.backoff_factor**exponent)
+    jitter_s = backoff_s(tried.attempt, tried.lane, draw, params)
     asked_s = tried.error.retry_after_s
     if asked_s is None:
-        return draw * ceiling_s
-    return asked_s if tried.outage_s is None else asked_s + draw * ceiling_s
+        return jitter_s
+    return asked_s if tried.outage_s is None else asked_s + jitter_s
+
+
+def backoff_s(failed: int, lane: Lane, draw: float, params: RetryParams) -> float:
+    """Full jitter after so many attempts failed: uniform below a ceiling that doubles with each."""
+    exponent = min(max(0, failed - 1), 32)  # beyond any ceiling; keeps the power finite
+    return draw * min(params.backoff_s_max[lane], params.backoff_base_s * params.backoff_factor**exponent)

@@ -23,6 +23,7 @@ from laneway.runtime.wire.times import duration_of, span_s
 DOMAIN = "laneway"
 DETAILS_KEY = "grpc-status-details-bin"
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
+NEVER = "-1"  # the same call can never succeed: a gRPC library that retries by itself must not
 MESSAGE_BYTES_MAX = 512  # all of a status travels in HTTP/2 headers, whose usual limit is 8 KiB
 FACTS_MAX = 16
 FACT_BYTES_MAX = 128
@@ -62,9 +63,9 @@ def status_message(error: LanewayError) -> str:
 
 def trailing_metadata(error: LanewayError) -> Metadata:
     details: Metadata = ((DETAILS_KEY, to_status(error).SerializeToString()),)
-    if error.retry_after_s is None:
-        return details
-    return (*details, (PUSHBACK_KEY, str(_retry_ms(error.retry_after_s))))
+    if error.retry_after_s is not None:
+        return (*details, (PUSHBACK_KEY, str(_retry_ms(error.retry_after_s))))
+    return details if error.row.retryable else (*details, (PUSHBACK_KEY, NEVER))
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> LanewayError:

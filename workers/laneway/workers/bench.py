@@ -13,6 +13,7 @@ from laneway.workers.claims import Claims
 from laneway.workers.emitter import Emitter
 from laneway.workers.endings import Endings
 from laneway.workers.rates import Rates
+from laneway.workers.retries import Retries
 from laneway.workers.sequences import Sequences
 
 
@@ -30,3 +31,4 @@ class Bench(Struct, frozen=True):
     emitter: Emitter
     sequences: Sequences
     rates: Rates
+    retries: Retries

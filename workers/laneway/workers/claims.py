@@ -1,7 +1,8 @@
 """Who may run a job that was delivered here: the claim, by compare-and-set on its record.
 
 `judge` is the rule, as a function of the record that the leader gave; `Claims` asks and writes until the rule is
-satisfied. The lane message is answered by what comes out: acknowledged or terminated only after a terminal record was
+satisfied. A claim after a failed start is a retry and paid for (retries). The lane message is answered by what comes
+out: acknowledged or terminated only after a terminal record was
 read or written, given back only when nobody's run can be harmed by that.
 """
 
@@ -14,12 +15,14 @@ from msgspec import Struct
 
 from laneway.core import job as jobs
 from laneway.core.clock import Clock
+from laneway.core.dead_letters import POISON
 from laneway.core.errors import Code
-from laneway.core.job import Attempt, JobError, JobRecord
+from laneway.core.job import Attempt, JobError, JobRecord, strikes
 from laneway.core.lanes import JobState, Phase
 from laneway.runtime.bus import PublishUnknown, WrongSequence
 from laneway.runtime.records import RecordStore, StoredRecord
 from laneway.runtime.wire.records import UnreadableMessage
+from laneway.workers.retries import Retries, least_service_s
 
 STRIKES_MAX = 3  # failed starts of a job after which it is not tried again
 STRIKES_ALONE = 2  # failed starts after which it runs alone, so that it cannot take others with it
@@ -99,11 +102,6 @@ class Delivered(Struct, frozen=True):
         return self.accepted
 
 
-def strikes(record: JobRecord) -> int:
-    """Starts that ended neither in a result nor on purpose."""
-    return record.starts - record.clean
-
-
 def judge(
     stored: StoredRecord | None,
     *,
@@ -159,9 +157,18 @@ def queue_deadline_error() -> JobError:
     )
 
 
+def retry_deadline_error() -> JobError:
+    return JobError(
+        Code.DEADLINE_EXCEEDED,
+        "DEADLINE_EXCEEDED",
+        "an attempt failed, and another could not end before the deadline",
+        Phase.QUEUE,
+    )
+
+
 def poison_error(record: JobRecord) -> JobError:
     return JobError(
-        Code.INTERNAL, "POISON", f"{strikes(record)} attempts ended without a result; the job is not tried again"
+        Code.INTERNAL, POISON, f"{strikes(record)} attempts ended without a result; the job is not tried again"
     )
 
 
@@ -174,11 +181,14 @@ class Claims:
         me: str,
         clock: Clock,
         owner_alive: Callable[[str], bool | None],
+        retries: Retries | None = None,
     ) -> None:
+        """`retries`: what further attempts are paid from; None: a budget of its own."""
         self._records = records
         self._me = me
         self._clock = clock
         self._owner_alive = owner_alive
+        self._retries = Retries(clock) if retries is None else retries
 
     async def claim(self, delivered: Delivered, alone: Callable[[], Awaitable[bool]]) -> StoredRecord | Answer:
         """The record as we own it, or how to answer the delivery.
@@ -207,6 +217,7 @@ class Claims:
         if delivered.claimable is not None:
             step = Write(delivered.claimable)
         wrote: Attempt | None = None
+        paid = alone is None  # who ends a job does not run it
         for _ in range(CLAIM_TRIES_MAX):
             if step is None:
                 step = await self._look(delivered, wrote)
@@ -216,6 +227,11 @@ class Claims:
                 return step
             if isinstance(step, Write) and step.alone and alone is not None and not await alone():
                 return Nak(delivered.ack_wait_s, "runs_alone")
+            if isinstance(step, Write) and not paid:
+                step = self._pay(step)
+                if isinstance(step, Nak):
+                    return step
+                paid = isinstance(step, Write)
             ending = isinstance(step, End)
             write = step.write if isinstance(step, End) else step
             record = step.change(write.stored.record) if isinstance(step, End) else change(write)
@@ -225,8 +241,21 @@ class Claims:
                 wrote = record.lineage[-1] if record.state is JobState.RUNNING else wrote
                 step = None
                 continue
+            if record.state is JobState.RUNNING and record.attempt == 1:
+                self._retries.first_attempt(record)
             return Ack(stored) if ending else stored
         return Nak(delivered.ack_wait_s, "contended")
+
+    def _pay(self, write: Write) -> Write | End | Nak:
+        """The claim, once it is paid where it is a retry; what cannot end in time any more is not tried again."""
+        record, now_s = write.stored.record, self._clock.now()
+        if not jobs.is_retry(record):
+            return write
+        left_s = record.contract.deadline_s - now_s
+        if least_service_s(record, now_s) > left_s:
+            return End(write, lambda found: jobs.expire(found, retry_deadline_error(), now_s))
+        delay_s = self._retries.pay(record)
+        return Nak(min(delay_s, max(0.0, left_s)), "retry_budget_empty") if delay_s else write
 
     async def _look(self, delivered: Delivered, wrote: Attempt | None) -> Write | End | Stands | Answer:
         try:

@@ -13,8 +13,6 @@ from laneway.core.errors import Code
 from laneway.core.job import JobError, JobRecord, Result
 from laneway.core.lanes import FinishReason, Phase
 
-RETRY_DELAY_S = 0.5  # before a job whose engine died is delivered again
-
 
 class Kind(StrEnum):
     FINISHED = "finished"
@@ -86,8 +84,3 @@ def ended(record: JobRecord, outcome: Outcome, me: str, spans: Spans, now_s: flo
             return jobs.hand_back(record, me, attempt)
         case Kind.ENGINE_LOST | Kind.LOST:
             return jobs.requeue(record, me, attempt)
-
-
-def delay_s(outcome: Outcome) -> float:
-    """Before a job that was given back is delivered again."""
-    return RETRY_DELAY_S if outcome.kind is Kind.ENGINE_LOST else 0.0

@@ -28,7 +28,7 @@ from laneway.workers.engines.protocol import SequenceStep
 from laneway.workers.joining import Joiner
 from laneway.workers.ledger import Seat
 from laneway.workers.messages import Attachment
-from laneway.workers.outcomes import Kind, Outcome, Spans, delay_s, ended
+from laneway.workers.outcomes import Kind, Outcome, Spans, ended
 from laneway.workers.outlets import Outlets
 from laneway.workers.resume import Continue, Offer, Rerun, Unsound, plan_resume
 from laneway.workers.sequences import EngineDown, LiveSequence
@@ -236,7 +236,8 @@ class JobRun:
         if stored.record.state.terminal:
             return await self._ended(stored)
         await bench.endings.announce(stored.record)
-        await answer(self.delivery, Nak(delay_s(outcome), outcome.kind.value))
+        delay_s = bench.retries.backoff_s(stored.record) if outcome.kind is Kind.ENGINE_LOST else 0.0
+        await answer(self.delivery, Nak(delay_s, outcome.kind.value))
         return outcome.kind.value
 
     async def _ended(self, stored: StoredRecord) -> str:

@@ -43,6 +43,7 @@ from laneway.workers.engines.protocol import Engine
 from laneway.workers.ledger import Seats
 from laneway.workers.pulling import PullLoop
 from laneway.workers.rates import Rates
+from laneway.workers.retries import Retries
 from laneway.workers.runs import Runs
 from laneway.workers.sequences import Sequences
 from laneway.workers.step_watch import StepWatch
@@ -96,7 +97,8 @@ class Worker:
         self.sequences = Sequences(clock, self._look_at_lease, self._stepped)
         self.engine = EngineKeeper(make_engine, self.sequences, clock, self._engine_changed)
         records = RecordStore(bus, retention_s=options.retention_s, clock=clock, random=random)
-        claims = Claims(records, me, clock, self._watcher.alive)
+        retries = Retries(clock, random)
+        claims = Claims(records, me, clock, self._watcher.alive, retries)
         endings = Endings(records, bus.emit, me, clock, bus.payload_bytes_max, random)
         self._disposal = Disposal(claims, endings, clock)
         self._bench = Bench(
@@ -111,6 +113,7 @@ class Worker:
             emitter=self.emitter,
             sequences=self.sequences,
             rates=self.rates,
+            retries=retries,
         )
         self._tasks = asyncio.TaskGroup()
         self.seats: Seats | None = None
