@@ -198,6 +198,28 @@ def test_a_refusing_pool_asks_for_some_room_before_it_opens():
     assert decide(exact, edge, refusing=frozenset({"chat-small"})).refusal is LaneSaturated
 
 
+def test_running_lower_work_is_counted_on_to_yield_but_only_half_of_it():
+    lanes = (LanePlan(Lane.DEFERRABLE, running=2), LanePlan(Lane.BATCH, running=6))
+    full = PoolView(replace(IDLE, free_slots=0, service_s=60.0, lanes=lanes))
+    ask = Ask(contract(), (candidate(),), "local")
+
+    def asked(view: PoolView, yield_wait_s: float | None) -> Decision:
+        situation = Situation({"chat-small": view}, NOW, 0.4, 0.1)
+        return admit(ask, situation, replace_params(yield_wait_s=yield_wait_s))
+
+    assert asked(full, None).refusal is LaneSaturated
+    taken = asked(full, 0.2)
+    assert taken.refusal is None
+    assert taken.verdict.ttft_eta_s == pytest.approx(0.2 + 100 / 1000 + 1 / 50)
+    assert asked(replace(full, since=Load(jobs=3)), 0.2).refusal is None
+    assert asked(replace(full, since=Load(jobs=4)), 0.2).refusal is LaneSaturated
+    priority = (LanePlan(Lane.PRIORITY, running=8),)
+    assert asked(replace(full, plan=replace(full.plan, lanes=priority)), 0.2).refusal is LaneSaturated
+    assert asked(replace(full, plan=replace(full.plan, service_s=0.4)), 0.2).verdict.ttft_eta_s == pytest.approx(
+        0.4 / 8 + 100 / 1000 + 1 / 50
+    ), "where a place frees sooner by itself, that counts"
+
+
 def test_a_busy_cheap_tier_moves_to_the_next():
     busy = PoolView(replace(IDLE, free_slots=0, service_s=40.0))
     free = PoolView(replace(IDLE, pool="chat-strong"))

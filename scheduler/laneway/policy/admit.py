@@ -49,6 +49,7 @@ class AdmitParams:
     retry_s_max: float = 30.0
     resume_margin: float = 0.1
     stale_factor: float = 2.0
+    yield_wait_s: float | None = None  # until running lower work has made room for priority; None: it never does
     storage_max: float = 0.8
     storage_retry_s: float = 2.0
     tenant_jobs_max: Mapping[Lane, int] = field(default_factory=dict)  # open jobs of one tenant; 0: no limit
@@ -221,7 +222,9 @@ def _judge_priority(
             ask, candidate, contract, Unavailable, "LANE_PAUSED", "the lane is paused by its operator",
             retry_s=_retry(params.retry_s_max, situation, params),
         )  # fmt: skip
-    eta = etas.priority_eta(pool, view, candidate.prompt_tokens, candidate.expected_tokens)
+    eta = etas.priority_eta(
+        pool, view, candidate.prompt_tokens, candidate.expected_tokens, yield_wait_s=params.yield_wait_s
+    )
     if view.stale:
         eta = eta.scaled(params.stale_factor)
     lane = view.plan.lane(Lane.PRIORITY)

@@ -120,8 +120,17 @@ def slot_wait_s(pool: Pool, view: PoolView, *, jobs_ahead: int, service_s: float
     return (jobs_ahead + 1) * (view.plan.service_s or service_s) / slots
 
 
-def priority_eta(pool: Pool, view: PoolView, prompt_tokens: int, completion_tokens: int) -> Eta:
-    """Of a priority job sent to ready now. The pool has a worker."""
+# Of the running lower work, what is counted on to yield: the rest may be pinned, nearly done or not resumable.
+YIELDING_SHARE = 0.5
+
+
+def priority_eta(
+    pool: Pool, view: PoolView, prompt_tokens: int, completion_tokens: int, *, yield_wait_s: float | None = None
+) -> Eta:
+    """Of a priority job sent to ready now. The pool has a worker.
+
+    `yield_wait_s`: how long a job without a place waits until running lower work has yielded one; None: none yields.
+    """
     rate = rates(pool, view.plan)
     service = rate.service_s(prompt_tokens, completion_tokens)
     free = min(view.plan.slots, view.plan.free_slots - view.since.jobs) - view.plan.lane(Lane.PRIORITY).ready
@@ -130,6 +139,9 @@ def priority_eta(pool: Pool, view: PoolView, prompt_tokens: int, completion_toke
         ahead = -free
         wait = slot_wait_s(pool, view, jobs_ahead=ahead, service_s=service)
         sigma = SERVICE_SPREAD * wait / (ahead + 1) ** 0.5
+        lower = sum(view.plan.lane(lane).running for lane in PARKING_LANES)
+        if yield_wait_s is not None and ahead < YIELDING_SHARE * lower and yield_wait_s < wait:
+            wait, sigma = yield_wait_s, SERVICE_SPREAD * yield_wait_s
     prefill_ahead = view.since.prompt_tokens / (rate.prefill_tokens_per_s * max(1, view.plan.workers))
     before_prefill = wait + prefill_ahead
     return Eta(before_prefill, sigma, before_prefill + rate.ttft_s(prompt_tokens), before_prefill + service)

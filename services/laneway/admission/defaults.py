@@ -10,6 +10,10 @@ from laneway.policy.admit import AdmitParams
 from laneway.runtime.settings import AdmissionSettings, PolicySettings
 
 
+# Beyond the workers' own delay: a pull, the engine's step or prefill chunk under way, and the abort.
+YIELD_S = 0.15
+
+
 def admit_params(policy: PolicySettings, admission: AdmissionSettings) -> AdmitParams:
     return AdmitParams(
         margin_s=policy.margin_s_min,
@@ -21,6 +25,7 @@ def admit_params(policy: PolicySettings, admission: AdmissionSettings) -> AdmitP
         retry_s_max=policy.retry_after_s_max,
         resume_margin=policy.resume_margin,
         stale_factor=policy.stale_plan_factor,
+        yield_wait_s=policy.preempt_delay_s + YIELD_S if policy.preemptions_max else None,
         storage_max=admission.storage_fraction_max,
         storage_retry_s=admission.storage_poll_s,
         tenant_jobs_max=admission.tenant_jobs_max.by_lane,
