@@ -78,6 +78,14 @@ GUARDS = (
         "tests/unit/test_worker_claims.py::test_a_job_with_three_failed_starts_is_given_up",
     ),
     Guard(
+        "8",
+        "the dead letter is stored before the message goes",
+        f"{WORKERS}/run.py",
+        "        what = await self._bench.dead_letters.before(what, self.delivery)\n",
+        "",
+        "tests/wire/test_dead_letters.py::test_a_crash_between_the_end_and_the_letter_loses_no_letter",
+    ),
+    Guard(
         "9",
         "a pull that got no answer is taken off the server",
         f"{SERVICES}/runtime/puller.py",
@@ -100,6 +108,14 @@ GUARDS = (
         'f"{record.job_id}:{record.attempt}:{kind}"',
         'f"{record.job_id}:{kind}"',
         "tests/wire/test_lanes.py::test_a_repeated_put_is_one_job_and_a_later_attempt_another",
+    ),
+    Guard(
+        "11",
+        "a requeue has one id",
+        f"{SERVICES}/admission/dead_letters.py",
+        "            job_id=ids.requeued_job_id(self._region, record.tenant, record.job_id),\n",
+        "",
+        "tests/wire/test_dead_letter_calls.py::test_a_repeated_requeue_gives_the_same_job_before_and_after_it_ended",
     ),
     Guard(
         "13",
