@@ -369,13 +369,17 @@ async def test_a_letter_above_the_limit_of_a_message_is_kept_without_its_job(
     assert (letter.job, letter.record.prompt_tokens) == (None, 4000)
 
 
-async def test_a_region_of_an_earlier_release_learns_to_keep_one_letter_a_job(provisioned_bus: Bus):
-    """Its stream of dead letters has no such limit, and nothing in it."""
+async def test_a_region_of_an_earlier_release_learns_to_keep_one_letter_a_job(
+    store: DeadLetterStore, provisioned_bus: Bus
+):
+    """Its stream of dead letters has no such limit; so it is again after a rollback, with letters in it."""
     config = (await provisioned_bus.api(f"STREAM.INFO.{DEAD}", {}))["config"]
-    await provisioned_bus.api(f"STREAM.UPDATE.{DEAD}", config | {"max_msgs_per_subject": -1})
-    assert len(await provision_region(provisioned_bus, small_catalogue())) == 1
-    config = (await provisioned_bus.api(f"STREAM.INFO.{DEAD}", {}))["config"]
-    assert config["max_msgs_per_subject"] == 1
+    earlier = config | {"max_msgs_per_subject": -1, "subjects": [f"dead.{REGION}.>"]}
+    await provisioned_bus.api(f"STREAM.UPDATE.{DEAD}", earlier)
+    ids = [await put(store, n) for n in (1, 2)]
+    (change,) = await provision_region(provisioned_bus, small_catalogue())
+    assert "max_msgs_per_subject -1 -> 1" in change
+    assert await ids_of(store) == ids[::-1]
 
 
 @pytest.mark.slow

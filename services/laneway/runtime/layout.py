@@ -34,6 +34,7 @@ class StreamPlan:
     name: str
     config: Config
     consumers: Mapping[str, Config] = field(default_factory=dict)
+    harmless: tuple[str, ...] = ()  # settings that may change whatever they drop
 
 
 def region_layout(
@@ -52,10 +53,7 @@ def region_layout(
             subjects.verdict_stream(region), [f"verdict.{region}.>"],
             max_age=VERDICT_AGE_S * _NS, max_bytes=settings.verdicts_bytes_max, allow_direct=True,
         ),
-        _stream(
-            subjects.dead_stream(region), [f"dead.{region}.>"],
-            max_age=DEAD_AGE_S * _NS, max_bytes=settings.dead_bytes_max, max_msgs_per_subject=1, allow_direct=True,
-        ),
+        _dead_letters(region, settings),
         _objects(region, settings),
         _bucket(subjects.workers_bucket(region)),
         _bucket(subjects.leader_bucket(region)),
@@ -153,6 +151,19 @@ def _objects(region: str, settings: NatsSettings) -> StreamPlan:
         allow_direct=True,
         allow_rollup_hdrs=True,
     )
+
+
+def _dead_letters(region: str, settings: NatsSettings) -> StreamPlan:
+    stream = _stream(
+        subjects.dead_stream(region),
+        [f"dead.{region}.>"],
+        max_age=DEAD_AGE_S * _NS,
+        max_bytes=settings.dead_bytes_max,
+        max_msgs_per_subject=1,
+        allow_direct=True,
+    )
+    # An earlier release makes it without that limit, and what it would drop is the same letter once more.
+    return StreamPlan(stream.name, stream.config, harmless=("max_msgs_per_subject",))
 
 
 def _bucket(bucket: str) -> StreamPlan:

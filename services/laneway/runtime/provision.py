@@ -20,8 +20,7 @@ from laneway.runtime.settings import NatsSettings
 
 ATTEMPTS = 4
 
-# Limits by which an old message may be dropped: they may rise, never fall. But a stream that holds nothing may learn to
-# keep one message a subject: earlier releases made the dead letters' without that, and wrote none.
+# Limits by which an old message may be dropped: they may rise, never fall.
 _LIMITS_UP = ("max_age", "max_bytes", "max_msgs", "max_msgs_per_subject")
 # Changed at any time without touching stored messages. allow_msg_schedules and allow_msg_ttl can only be switched on.
 _FREE = ("republish", "allow_direct", "num_replicas", "allow_rollup_hdrs", "deny_delete")
@@ -58,12 +57,13 @@ class _Item:
         self.wanted = wanted
         self.not_found = not_found
         self.create = self.update = ""
-        self.empty = False  # as it was last seen, a stream without messages
+        self.harmless: tuple[str, ...] = ()  # what may be changed whatever it drops
 
     @classmethod
     def of_stream(cls, stream: StreamPlan) -> _Item:
         item = cls(f"stream {stream.name}", f"STREAM.INFO.{stream.name}", stream.config, ERR_STREAM_NOT_FOUND)
         item.create, item.update = f"STREAM.CREATE.{stream.name}", f"STREAM.UPDATE.{stream.name}"
+        item.harmless = stream.harmless
         return item
 
     @classmethod
@@ -121,7 +121,6 @@ async def _present(bus: Bus, item: _Item) -> Config | None:
         if error.err_code == item.not_found:
             return None
         raise
-    item.empty = item.is_stream and answer["state"]["messages"] == 0
     config: Config = answer["config"]
     config.pop("metadata", None)  # the server's own
     return config
@@ -137,15 +136,15 @@ def _same(present: object, wanted: object) -> bool:
 
 def _refuse_harm(item: _Item, present: Config, different: Config) -> None:
     for name, value in different.items():
-        safe = _stream_change_is_safe(item, name, present, value) if item.is_stream else name in _CONSUMER_FREE
-        if not safe:
+        safe = _stream_change_is_safe(name, present, value) if item.is_stream else name in _CONSUMER_FREE
+        if not (safe or name in item.harmless):
             raise ProvisionError(
                 f"{item.label}: refusing to change {name} from {present.get(name)} to {value}, which may drop or repeat"
                 " accepted jobs; drain the region and remove it by hand first, or set it back"
             )
 
 
-def _stream_change_is_safe(item: _Item, name: str, present: Config, value: object) -> bool:
+def _stream_change_is_safe(name: str, present: Config, value: object) -> bool:
     before = present.get(name)
     if name in _FREE:
         return True
@@ -154,8 +153,7 @@ def _stream_change_is_safe(item: _Item, name: str, present: Config, value: objec
     if name in _LIMITS_UP:
         # With discard=new a lower limit only refuses sooner; nothing that is stored is dropped.
         refuses = present.get("discard") == "new" and name in ("max_msgs", "max_bytes")
-        nothing_there = item.empty and name == "max_msgs_per_subject"
-        return refuses or nothing_there or _limit(value) >= _limit(before)
+        return refuses or _limit(value) >= _limit(before)
     if name == "subjects":
         assert isinstance(value, list)
         return isinstance(before, list) and set(before) <= set(value)
