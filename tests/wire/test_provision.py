@@ -99,6 +99,15 @@ async def test_growth_is_applied_with_jobs_in_the_lane(provisioned_bus: Bus):
     assert (await provisioned_bus.api(f"STREAM.INFO.{PRIORITY}", {}))["state"]["messages"] == 1
 
 
+async def test_checkpoints_of_an_older_release_can_be_read_directly_after_provisioning(provisioned_bus: Bus):
+    name = subjects.checkpoint_stream(REGION)
+    await update_stream(provisioned_bus, name, allow_direct=False)
+    await provisioned_bus.store(subjects.checkpoint(REGION, "local-1", 1, 0), b"x")
+    changed = await provision_region(provisioned_bus, small_catalogue())
+    assert changed == [f"changed stream {name}: allow_direct False -> True"]
+    assert (await provisioned_bus.api(f"STREAM.INFO.{name}", {}))["state"]["messages"] == 1
+
+
 async def test_a_lower_limit_of_a_lane_that_refuses_drops_nothing(bus: Bus):
     await provision_region(bus, small_catalogue(queue_length=20))
     for i in range(20):
