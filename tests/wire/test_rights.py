@@ -36,6 +36,8 @@ READY = f"lane.{REGION}.batch.{POOL}.any.{TENANT}.j"
 PARK = f"park.{REGION}.batch.{POOL}.{TENANT}.0.1.1.g.j"
 RECORD = f"job.{REGION}.{TENANT}.j"
 LETTER = f"dead.{REGION}.batch.POISON.j"
+CHECKPOINT = f"ckpt.{REGION}.j.1.0"
+CHECKPOINTS = [CHECKPOINT, "$JS.API.STREAM.PURGE.CKPT_local", "$JS.API.DIRECT.GET.CKPT_local.>"]
 STREAMS = (
     "JOBS_local",
     "PRIORITY_local",
@@ -66,9 +68,10 @@ FORBIDDEN = {
         "$JS.ACK.INGEST_local.admission.1.1.1.1.0", "$JS.API.STREAM.MSG.GET.BATCH_local",
         "$JS.API.DIRECT.GET.VERDICTS_local.>", "job.another.t.j",
         "dead.another.batch.POISON.j", "$JS.API.STREAM.MSG.GET.DEAD_local",
+        "ckpt.another.j.1.0", "$JS.API.STREAM.UPDATE.CKPT_local", "$JS.API.STREAM.DELETE.CKPT_local",
     ],
     "admission": [
-        *PROVISIONING, *KEYS, DRAINING, LETTER,
+        *PROVISIONING, *KEYS, DRAINING, LETTER, *CHECKPOINTS,
         "$JS.API.STREAM.PURGE.JOBS_local", "$JS.API.STREAM.PURGE.VERDICTS_local",
         "$JS.API.CONSUMER.CREATE.JOBS_local",
         "$JS.API.CONSUMER.MSG.NEXT.BATCH_local.batch_chat-small_any",
@@ -76,22 +79,26 @@ FORBIDDEN = {
         f"ingest.{REGION}.batch.{TENANT}", "job.another.t.j",
     ],
     "scheduler": [
-        *PROVISIONING, KEYS[0], DRAINING, LETTER, "$JS.API.STREAM.PURGE.JOBS_local", "tok.door", "digest.local",
+        *PROVISIONING, KEYS[0], DRAINING, LETTER, *CHECKPOINTS,
+        "$JS.API.STREAM.PURGE.JOBS_local", "tok.door", "digest.local",
         "$JS.API.CONSUMER.MSG.NEXT.BATCH_local.batch_chat-small_any", f"verdict.{REGION}.{TENANT}.j",
         f"ingest.{REGION}.batch.{TENANT}", "ctl.routing.local",
     ],
     "routing": [
-        *PROVISIONING, *PURGES, *KEYS, LETTER, READY, PARK, RECORD, f"verdict.{REGION}.{TENANT}.j", "tok.door",
+        *PROVISIONING, *PURGES, *KEYS, LETTER, *CHECKPOINTS, READY, PARK, RECORD,
+        f"verdict.{REGION}.{TENANT}.j", "tok.door",
         f"ev.{REGION}.j", "ctl.worker", "digest.another", "$JS.API.DIRECT.GET.JOBS_local.>",
     ],
     "operator": [
-        *PURGES, *KEYS, DRAINING, LETTER, READY, PARK, RECORD, f"verdict.{REGION}.{TENANT}.j", "tok.door", "ctl.worker",
+        *PURGES, *KEYS, DRAINING, LETTER, *CHECKPOINTS, READY, PARK, RECORD,
+        f"verdict.{REGION}.{TENANT}.j", "tok.door", "ctl.worker",
         "$JS.API.STREAM.MSG.GET.BATCH_local", "$JS.API.DIRECT.GET.PRIORITY_local.>",
         "$JS.API.STREAM.MSG.GET.INGEST_local",
         "$JS.API.STREAM.DELETE.JOBS_local", "$JS.API.CONSUMER.DELETE.BATCH_local.batch_chat-small_any",
     ],
     "producer-acme": [
-        *PROVISIONING, *PURGES, *KEYS, DRAINING, LETTER, READY, PARK, RECORD, f"verdict.{REGION}.acme.j", "tok.door",
+        *PROVISIONING, *PURGES, *KEYS, DRAINING, LETTER, *CHECKPOINTS, READY, PARK, RECORD,
+        f"verdict.{REGION}.acme.j", "tok.door",
         f"ingest.{REGION}.batch.other", f"ev.{REGION}.j", "$JS.API.INFO", "$JS.API.STREAM.INFO.JOBS_local",
         "$JS.API.DIRECT.GET.JOBS_local.job.local.other.*", "$JS.API.DIRECT.GET.VERDICTS_local.verdict.local.other.*",
         "$JS.API.DIRECT.GET.VERDICTS_local", "$JS.API.STREAM.MSG.GET.VERDICTS_local",
@@ -143,7 +150,16 @@ async def may_listen(bus: Bus, subject: str) -> bool:
 
 
 ALLOWED = {
-    "worker": [RECORD, PARK, LETTER, "tok.door", f"ev.{REGION}.j", KEYS[0], "$JS.ACK.BATCH_local.c.1.1.1.1.0"],
+    "worker": [
+        RECORD,
+        PARK,
+        LETTER,
+        *CHECKPOINTS,
+        "tok.door",
+        f"ev.{REGION}.j",
+        KEYS[0],
+        "$JS.ACK.BATCH_local.c.1.1.1.1.0",
+    ],
     "admission": [
         RECORD,
         READY,
