@@ -190,3 +190,21 @@ def test_each_index_once_and_in_order(cuts, data, from_index, tight):
     stream.end(record, rest[0])
     got += ids_of(stream.take())
     assert got == list(range(from_index, total))
+
+
+def test_a_reader_who_says_what_he_got_is_never_given_the_rest_of_another_run():
+    running = replace(RECORD, state=JobState.RUNNING, attempt=2, owner="w1")
+
+    def stream() -> Stream:
+        return Stream(running, StreamLimits(), from_index=3, given=[0, 1, 2])
+
+    same, other = stream(), stream()
+    assert offer(same, 0, 3, attempt=2) is Offer.DROPPED
+    assert offer(same, 3, 1, attempt=2) is Offer.TAKEN
+    assert offer(other, 0, 3, attempt=2, salt=1) is Offer.BROKEN
+    assert not stream().contradicts(ended(5, attempt=2))
+    assert stream().contradicts(ended(5, attempt=2, salt=1))
+    assert stream().contradicts(ended(5, attempt=3, salt=1))
+    # No worker goes on from what a reader says.
+    assert stream().offered_ids() is None
+    assert list(stream().delivered_ids() or ()) == [0, 1, 2]

@@ -82,6 +82,20 @@ async def test_watching_before_the_claim_and_after_the_end(opened: tuple[Gate, P
         assert error.field == "from_index"
 
 
+async def test_what_a_watcher_says_he_has_must_be_what_comes_before(opened: tuple[Gate, PuppetWorker]):
+    door, worker = opened
+    job_id = await submit(door, lane=Lane.BATCH)
+    held = await worker.take(Lane.BATCH)
+    await worker.finish(held, "abcd")
+    rest_of = pb.WatchRequest(job_id=job_id, from_index=2, delivered_ids=b"ab")
+    assert text_of(await rest(door.stub.Watch(rest_of))) == "cd"
+    for number in (1, 3):
+        wrong = pb.WatchRequest(job_id=job_id, from_index=2, delivered_ids=b"abc"[:number])
+        error = await error_of_call(door.stub.Watch(wrong))
+        assert isinstance(error, InvalidRequest)
+        assert error.field == "delivered_ids"
+
+
 async def test_a_watcher_who_leaves_changes_nothing(opened: tuple[Gate, PuppetWorker]):
     door, worker = opened
     call = door.stub.Generate(generate())

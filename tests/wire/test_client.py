@@ -471,6 +471,7 @@ async def test_a_kept_job_is_followed_when_its_stream_breaks():
         async with client.generate(model="chat", prompt="Hi", on_disconnect="keep") as stream:
             assert await stream.text() == "ab"
         assert len(door.calls) == 1
+        assert [len(w.delivered_ids) for w in door.watched] == [1], "it says what it has"
 
 
 async def test_wait_gives_the_job_whatever_its_end():

@@ -105,12 +105,14 @@ class SubmitManyOutcome(_message.Message):
     def __init__(self, client_ref: _Optional[str] = ..., accepted: _Optional[_Union[SubmitResponse, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("job_id", "from_index")
+    __slots__ = ("job_id", "from_index", "delivered_ids")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     FROM_INDEX_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_IDS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     from_index: int
-    def __init__(self, job_id: _Optional[str] = ..., from_index: _Optional[int] = ...) -> None: ...
+    delivered_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job_id: _Optional[str] = ..., from_index: _Optional[int] = ..., delivered_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
     __slots__ = ("accepted", "chunk", "finished")

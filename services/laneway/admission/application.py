@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from types import TracebackType
@@ -31,7 +31,7 @@ from laneway.admission.streams import Stream, beyond_end
 from laneway.admission.tenants import TenantStreams
 from laneway.core import ids
 from laneway.core.clock import Clock
-from laneway.core.errors import AlreadyExists, LanewayError, NotFound, OutcomeUnknown, Unavailable
+from laneway.core.errors import AlreadyExists, InvalidRequest, LanewayError, NotFound, OutcomeUnknown, Unavailable
 from laneway.core.job import Contract, JobRecord, Timings, Verdict, answer_tokens, stored_late
 from laneway.core.lanes import JobState, Lane, OnDisconnect, Phase
 from laneway.policy.contract import bounded_by_call
@@ -211,13 +211,19 @@ class Admission:
     # --- watching ------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def watch(self, caller: Caller, job_id: str, from_index: int) -> AsyncIterator[Answer]:
-        """Follows a job in any state from a token on. Leaving never touches the job."""
+    async def watch(
+        self, caller: Caller, job_id: str, from_index: int, given: Sequence[int] = ()
+    ) -> AsyncIterator[Answer]:
+        """Follows a job in any state from a token on. Leaving never touches the job. `given`: see Stream."""
+        if given and len(given) != from_index:
+            raise InvalidRequest(
+                f"delivered_ids has {len(given)} tokens, and from_index is {from_index}", field="delivered_ids"
+            )
         record = (await self.book.find(caller, job_id)).record
         if from_index > record.max_tokens:
             raise beyond_end(from_index, record.max_tokens)
         with self._streams.take(caller.tenant):
-            stream = await self._door.follow(record, from_index)
+            stream = await self._door.follow(record, from_index, given)
             try:
                 yield Answer(stream, self._clock, None)
             finally:

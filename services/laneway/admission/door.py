@@ -158,16 +158,16 @@ class Door:
         """The stream of a job that is about to be accepted here. Its caller reads it and closes it."""
         return self._register(Stream(record, self._limits.stream, now_s=self._clock.monotonic(), outlet=self.id))
 
-    async def follow(self, record: JobRecord, from_index: int = 0) -> Stream:
+    async def follow(self, record: JobRecord, from_index: int = 0, given: Sequence[int] = ()) -> Stream:
         """A stream of a job that others may be working on: what happened since its record was read is looked up."""
         if record.state.terminal:
-            stream = Stream(record, self._limits.stream, from_index=from_index)
+            stream = Stream(record, self._limits.stream, from_index=from_index, given=given)
             await self._end_whole(stream, record)
             return stream
         self._outlets_made += 1
         outlet = f"{self.id}-{self._outlets_made}"
         now_s = self._clock.monotonic()
-        stream = Stream(record, self._limits.stream, from_index=from_index, now_s=now_s, outlet=outlet)
+        stream = Stream(record, self._limits.stream, from_index=from_index, given=given, now_s=now_s, outlet=outlet)
         self._register(stream)
         try:
             subject = subjects.tokens(outlet)
@@ -291,6 +291,8 @@ class Door:
         # What the first attempt of a job accepted here sends comes by itself; the next beat names it.
         if attempt > 1 or stream.next_index or stream.record.door != stream.outlet:
             self._attach_soon(stream, replay=True)
+        elif stream.record.idempotency_key:  # unless another door has put its name into the record at the same time
+            self._attach_soon(stream, replay=False)
 
     def _end(self, stream: Stream, record: JobRecord) -> None:
         if stream.ended:
@@ -417,5 +419,5 @@ def _streaming(stream: Stream) -> bool:
 
 
 def _attachment(stream: Stream, replay: bool) -> tuple[Stream, Attachment]:
-    ids = stream.delivered_ids() if stream.next_index and stream.attempt > 1 else None
+    ids = stream.offered_ids() if stream.next_index and stream.attempt > 1 else None
     return stream, Attachment(stream.record.job_id, stream.attempt, stream.next_index, ids or (), replay)

@@ -51,6 +51,7 @@ PULL_WAIT_S = 1.0  # the server holds a pull for so long while there is nothing
 TROUBLE_S = 0.5  # between pulls that could not be answered
 FINISH_S = 2.0  # for what is in flight when this door closes
 PUT_OFF_S_MIN = 0.5
+INTERRUPTED_S = 2.0  # until a message is tried again that NATS kept from being settled
 PUT_OFF_S_MAX = 30.0
 FAILURES_MAX = 5  # deliveries of a message that makes us fail; then it is refused
 ORIGIN = "NATS"
@@ -141,8 +142,12 @@ class Ingest:
             with contextlib.suppress(BusError):
                 await delivery.nak()
             raise
-        except BusError as error:  # redelivered after the ack wait; everything so far may happen again
+        except (
+            BusError
+        ) as error:  # everything so far may happen again, soon or, where we are cut off, after the ack wait
             log.warning("ingest_interrupted", sequence=delivery.stream_sequence, error=error.message)
+            with contextlib.suppress(BusError):
+                await delivery.nak(INTERRUPTED_S)
         except Exception as error:
             # The edge of this front: a message that makes us fail must neither stop the others nor come for ever.
             log.exception("ingest_failed", sequence=delivery.stream_sequence, deliveries=delivery.deliveries)

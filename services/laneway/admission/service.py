@@ -62,7 +62,8 @@ class AdmissionService(DeadLetterCalls):
 
     async def Watch(self, request: pb.WatchRequest, context: WatchContext) -> None:  # type: ignore[override]
         checks.no_unknown_fields(request, "request")
-        async with self._admission.watch(current_caller(), request.job_id, request.from_index) as answer:
+        given = tuple(request.delivered_ids)
+        async with self._admission.watch(current_caller(), request.job_id, request.from_index, given) as answer:
             await _write(answer, context)
 
     async def SubmitMany(  # type: ignore[override]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from msgspec import Struct
@@ -50,8 +50,10 @@ class Stream:
         "_behind",
         "_compact",
         "_error",
+        "_given",
         "_kept",
         "_kept_whole",
+        "_known_from",
         "_limits",
         "_text_only_at",
         "_unread",
@@ -74,8 +76,16 @@ class Stream:
     )
 
     def __init__(
-        self, record: JobRecord, limits: StreamLimits, *, from_index: int = 0, now_s: float = 0.0, outlet: str = ""
+        self,
+        record: JobRecord,
+        limits: StreamLimits,
+        *,
+        from_index: int = 0,
+        given: Sequence[int] = (),
+        now_s: float = 0.0,
+        outlet: str = "",
     ) -> None:
+        """`given`: the tokens before `from_index` as the reader says that he got them elsewhere; empty: he does not."""
         self.outlet = outlet  # the name by which workers know where to send to
         self.record = record  # the latest seen; terminal once `ended`
         self.attempt = record.attempt
@@ -97,8 +107,10 @@ class Stream:
         self._unread: deque[bytes] = deque()
         self._unread_bytes = 0
         self._kept: list[bytes] = []
-        self._compact = array("I")
-        self._kept_whole = from_index == 0
+        self._compact = array("I", given)
+        self._kept_whole = len(given) == from_index
+        self._known_from = 0 if self._kept_whole else from_index  # tokens from here on can be compared
+        self._given = bool(given)
         self._behind = False
         self._text_only_at = -1
         self._error: LanewayError | None = None
@@ -138,7 +150,7 @@ class Stream:
 
     def _repetition(self, first_index: int, count: int, piece: bytes) -> Offer:
         end = first_index + count
-        inherited = min(end, self.sound_index) > max(first_index, self.from_index)
+        inherited = min(end, self.sound_index) > max(first_index, self._known_from)
         if inherited and not self._repeats(first_index, piece):
             return Offer.BROKEN
         if end <= self.next_index:
@@ -189,8 +201,12 @@ class Stream:
 
     # --- handing over --------------------------------------------------------------------------------
 
+    def offered_ids(self) -> array[int] | None:
+        """What a worker may go on from: the ids that were delivered, unless it is a reader who says so."""
+        return None if self._given else self.delivered_ids()
+
     def delivered_ids(self) -> array[int] | None:
-        """The ids of tokens 0 .. next_index, or None where this stream has not seen or not kept them all."""
+        """The ids of tokens 0 .. next_index, or None where this stream does not know or has not kept them all."""
         self._compact_kept()
         return self._compact if self._kept_whole else None
 

@@ -119,15 +119,25 @@ class Client(ServiceConnection):
         )
         return submission.outcomes()
 
-    def watch(self, job_id: str, *, from_index: int = 0, timeout_s: float | None = None) -> TokenStream:
+    def watch(
+        self,
+        job_id: str,
+        *,
+        from_index: int = 0,
+        delivered_ids: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> TokenStream:
         """Follows a job from a token index, while it runs or after it ended. Leaving the block never touches the job.
+
+        `delivered_ids`: all tokens before `from_index`, where the caller has them: should the job go on in another run
+        than the one that gave them, the stream ends with Aborted, and is no mixture of two answers.
 
         A lost connection is taken up again where it broke, until nothing was heard for `RetryParams.outage_s_max`. The
         end of a job that did not succeed raises its error.
         """
         opening = Opening(
             address=self.address,
-            open=lambda _, left_s: self._follow(job_id, from_index, left_s),
+            open=lambda _, left_s: self._follow(job_id, from_index, delivered_ids, left_s),
             follow=self._follow,
             accepts=False,
             lane=Lane.PRIORITY,
@@ -135,7 +145,14 @@ class Client(ServiceConnection):
             timeout_s=timeout_s,
             retry_s_max=None,
         )
-        return TokenStream(opening, self._retrier, self._surroundings.clock, job_id=job_id, from_index=from_index)
+        return TokenStream(
+            opening,
+            self._retrier,
+            self._surroundings.clock,
+            job_id=job_id,
+            from_index=from_index,
+            delivered_ids=delivered_ids,
+        )
 
     async def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
         """The job once it has ended, whatever its end; DeadlineExceeded if that takes longer than `timeout_s`.
@@ -279,9 +296,9 @@ class Client(ServiceConnection):
     # --- shared --------------------------------------------------------------------------------------
 
     def _follow(
-        self, job_id: str, from_index: int, left_s: float | None
+        self, job_id: str, from_index: int, delivered_ids: Sequence[int], left_s: float | None
     ) -> grpc.aio.UnaryStreamCall[admission_pb2.WatchRequest, admission_pb2.WatchResponse]:
-        message = admission_pb2.WatchRequest(job_id=job_id, from_index=from_index)
+        message = admission_pb2.WatchRequest(job_id=job_id, from_index=from_index, delivered_ids=delivered_ids)
         return self._stub.Watch(message, timeout=left_s, metadata=self._metadata)
 
     def _spec(self, request: RequestFields) -> task_pb2.JobSpec:

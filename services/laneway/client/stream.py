@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -28,6 +29,7 @@ from laneway.policy.retry import Attempted
 from laneway.runtime.wire import jobs
 from laneway.v1 import admission_pb2
 
+DELIVERED_IDS_MAX = 65_536  # told when a stream is taken up again: a request has its limit
 STATUS_S_MAX = 2.0  # wait for the status after the last event
 STOOD_S = 5.0  # a connection that lived this long had ended the outage, though the job had nothing to say meanwhile
 
@@ -36,6 +38,10 @@ Call = (
     grpc.aio.UnaryStreamCall[admission_pb2.GenerateRequest, admission_pb2.GenerateResponse]
     | grpc.aio.UnaryStreamCall[admission_pb2.WatchRequest, admission_pb2.WatchResponse]
 )
+
+
+# (job, next index, the tokens before it or none, seconds left)
+Follow = Callable[[str, int, Sequence[int], float | None], Call]
 
 
 class BrokenStream(LanewayError):
@@ -50,7 +56,7 @@ class Opening:
 
     address: str  # of the service, for words
     open: Callable[[LanewayError | None, float | None], Call]  # (failure of the attempt before, seconds left)
-    follow: Callable[[str, int, float | None], Call] | None  # (job, next index, seconds left); None: not sound
+    follow: Follow | None  # None: not sound
     accepts: bool  # the first event is Accepted or a refusal, soon: entering waits for it
     lane: Lane
     idempotent: bool
@@ -124,7 +130,14 @@ class TokenStream:
     """`async with client.generate(...) as stream`, then `async for chunk in stream`, once. For one task at a time."""
 
     def __init__(
-        self, opening: Opening, retrier: Retrier, clock: Clock, *, job_id: str = "", from_index: int = 0
+        self,
+        opening: Opening,
+        retrier: Retrier,
+        clock: Clock,
+        *,
+        job_id: str = "",
+        from_index: int = 0,
+        delivered_ids: Sequence[int] = (),
     ) -> None:
         self.job_id = job_id
         self.verdict: Verdict | None = None  # None when watching a job
@@ -134,6 +147,7 @@ class TokenStream:
         self._clock = clock
         self._from_index = from_index
         self._next_index: dict[int, int] = {}  # by output
+        self._delivered = array("I", delivered_ids)  # of the first output, as far as they are known from token 0 on
         self._output_started = False
         self._attempt = 1
         self._outage = Outage(clock)
@@ -229,6 +243,8 @@ class TokenStream:
                 f"expected token {expected} and got {chunk.first_index}", job_id=self.job_id, reason="OUT_OF_ORDER"
             )
         self._next_index[chunk.output] = expected + len(chunk.token_ids)
+        if not chunk.output and len(self._delivered) == expected:
+            self._delivered.extend(chunk.token_ids)
         self._output_started = True
         self._meter.chunk(len(chunk.token_ids))
         return chunk
@@ -280,12 +296,14 @@ class TokenStream:
         self.outlasted = False
         self._outage.opened()
         if follow is not None:
-            self._call = follow(self.job_id, self._next_index.get(0, self._from_index), self._deadline.left_s())
+            next_index = self._next_index.get(0, self._from_index)
+            known = self._delivered if len(self._delivered) == next_index <= DELIVERED_IDS_MAX else ()
+            self._call = follow(self.job_id, next_index, known, self._deadline.left_s())
         else:
             self._attempt += 1
             self._call = opening.open(error, self._deadline.left_s())
 
-    def _followable(self, error: LanewayError) -> Callable[[str, int, float | None], Call] | None:
+    def _followable(self, error: LanewayError) -> Follow | None:
         """How to go on with the same job after this failure; None where that is not sound or the job has ended.
 
         Several outputs that have begun cannot be taken up at one index. What a service says of a job by name is the

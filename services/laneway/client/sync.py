@@ -95,13 +95,21 @@ class Client(SyncConnection[admission.Client]):
         """
         return self._items(self._client.submit_many(items, retry_s_max=retry_s_max))
 
-    def watch(self, job_id: str, *, from_index: int = 0, timeout_s: float | None = None) -> TokenStream:
+    def watch(
+        self,
+        job_id: str,
+        *,
+        from_index: int = 0,
+        delivered_ids: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> TokenStream:
         """Follows a job from a token index, while it runs or after it ended. Leaving the block never touches the job.
 
         A lost connection is taken up again where it broke, until nothing was heard for `RetryParams.outage_s_max`. The
         end of a job that did not succeed raises its error.
         """
-        return TokenStream(self._background, self._client.watch(job_id, from_index=from_index, timeout_s=timeout_s))
+        watched = self._client.watch(job_id, from_index=from_index, delivered_ids=delivered_ids, timeout_s=timeout_s)
+        return TokenStream(self._background, watched)
 
     def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
         """The job once it has ended, whatever its end; DeadlineExceeded if that takes longer than `timeout_s`.

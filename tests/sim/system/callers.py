@@ -133,7 +133,7 @@ class Callers:
             gate = await self._gate(random)
             log = StreamLog(len(got), len(got), got, slow=ask.slow)
             ask.streams.append(log)
-            request = pb.WatchRequest(job_id=job_id, from_index=len(got))
+            request = pb.WatchRequest(job_id=job_id, from_index=len(got), delivered_ids=got)
             await self._read(Call(gate, Caller(ask.tenant)).begin(gate.service.Watch, request), log, ask, random)
             got += tuple(log.ids)
             if log.finished or log.end is not None or not _again(log.error):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from laneway.admission.server import House, open_house
 from laneway.admission.service import AdmissionService
+from laneway.core import subjects
 from laneway.core.errors import Unavailable
 from laneway.runtime.catalogue import catalogue_of
 from laneway.runtime.engine_options import EngineOptions
@@ -215,6 +216,10 @@ class Region:
         await worker.run(life.stop, ready)
 
     # --- looking on ------------------------------------------------------------------------------------------
+
+    def ingested(self) -> int:
+        """Messages of producers that have no verdict yet."""
+        return len(self.server.streams[subjects.ingest_stream(REGION)].messages)
 
     def _ended(self, part: object) -> None:
         """Callers of a dead door learn that their connections are gone; a dead worker's engine dies with it."""

@@ -77,7 +77,7 @@ async def _trouble_and_peace(region: Region, callers: Callers, plan: Faults) -> 
     try:
         async with asyncio.timeout(SETTLE_S):
             await calling
-            await until(lambda: not any(region.history.open()), 0.5)
+            await until(lambda: not (any(region.history.open()) or region.ingested()), 0.5)
         await asyncio.sleep(REST_S)
     except TimeoutError:
         waiting = [ask.label for ask in callers.asks if not ask.done]
