@@ -82,12 +82,20 @@ class OlderStack(LocalStack):
     def __init__(self, options: StackOptions, older: OlderBuild) -> None:
         super().__init__(options)
         self._older = older
+        self._upgrading = False
 
     def _child(self, name: str, command: str, environment: Mapping[str, str], over: Mapping[str, object]) -> Child:
         child = super()._child(name, command, environment, over)
+        if command == "provision" and self._upgrading:
+            return child
         child.arguments[0] = str(self._older.python)
         child.environment.pop("PYTHONPATH", None)
         return child
+
+    async def provision(self) -> None:
+        """Makes the region what the present build needs, as its operator does before the processes are upgraded."""
+        self._upgrading = True
+        await self._provision()
 
     async def upgrade(self, name: str) -> Child:
         self.child(name).arguments[0] = sys.executable
