@@ -23,6 +23,7 @@ from google.protobuf.message import Message
 
 from laneway.admission import signals
 from laneway.admission.ingest_messages import encode_verdict, parse_body
+from laneway.core.checkpoints import Delta
 from laneway.core.dead_letters import DeadLetter
 from laneway.core.errors import Code
 from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
@@ -46,6 +47,7 @@ from laneway.core.subjects import ParkSubject
 from laneway.policy.route import ModelDigest, RegionDigest
 from laneway.routing.wire import decode_digest, digest_to_proto
 from laneway.runtime.wire import records
+from laneway.runtime.wire.checkpoints import decode_checkpoint, encode_checkpoint
 from laneway.runtime.wire.dead_letters import decode_dead_letter, encode_dead_letter
 from laneway.scheduler.leader import Term
 from laneway.v1 import admission_pb2, bus_pb2, common_pb2, routing_pb2, scheduler_pb2, task_pb2
@@ -126,7 +128,7 @@ RECORD = JobRecord(
     max_tokens=16,
     state=JobState.SUCCEEDED,
     attempt=2,
-    lineage=(Attempt(1, 1, "w1-1a", NOW_S + 2.0), Attempt(2, 1, "w2-1b", NOW_S + 5.0)),
+    lineage=(Attempt(1, 1, "w1-1a", NOW_S + 2.0, begun=True), Attempt(2, 1, "w2-1b", NOW_S + 5.0, begun=True)),
     starts=2,
     clean=1,
     owner="w2-1b",
@@ -177,6 +179,7 @@ TASK = GenerateTask(
     cache_salt="acme-1",
 )
 DEAD_LETTER = DeadLetter(RECORD, LaneJob(RECORD, TASK), NOW_S + 6.0)
+CHECKPOINT = Delta(2, 1, (195, 169), (TokenLogprob(-0.5, ((195, -0.5), (73, -1.5))), TokenLogprob(-0.25)))
 LEASE = WorkerLease(
     worker_id="w1-1a",
     name="w1",
@@ -319,6 +322,13 @@ KINDS = (
     kind("job_record", bus_pb2.JobRecord, RECORD, records.encode_record, records.decode_record),
     kind("lane_message", bus_pb2.LaneMessage, LaneJob(RECORD, TASK), records.encode_lane_job, records.decode_lane_job),
     kind("dead_letter", bus_pb2.StoredDeadLetter, DEAD_LETTER, _dead_letter_bytes, decode_dead_letter),
+    kind(
+        "checkpoint",
+        bus_pb2.Checkpoint,
+        CHECKPOINT,
+        lambda delta: encode_checkpoint("w2-1b", delta.ids, delta.logprobs),
+        lambda data: decode_checkpoint(data, "w2-1b", 2, 1),
+    ),
     kind("park_subject", None, PARK, lambda park: str(park).encode(), lambda data: ParkSubject.parse(data.decode())),
     kind("worker_lease", bus_pb2.WorkerLease, LEASE, records.encode_lease, records.decode_lease),
     kind("plan", scheduler_pb2.Plan, PLAN, records.encode_plan, records.decode_plan),

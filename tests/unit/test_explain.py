@@ -17,6 +17,8 @@ from laneway.core.job import (
     claim,
     expire,
     give_way,
+    hand_back,
+    set_start_index,
     succeed,
 )
 from laneway.core.lanes import FinishReason, Lane, VerdictKind
@@ -65,6 +67,14 @@ def test_a_job_that_ran_twice_tells_both_claims_and_its_end() -> None:
     ]
     assert steps[3].facts == {"attempt": "2", "worker": "w2", "start_index": "5"}
     assert steps[-1].facts == {"completion_tokens": "2"}
+
+
+def test_the_last_attempt_tells_how_much_of_the_job_was_kept_and_from_where_it_goes_on() -> None:
+    back = hand_back(claim(RECORD, "w1", 140.0), "w1", 1, checkpoint_index=96)
+    record = set_start_index(claim(back, "w2", 150.0), "w2", 2, 96)
+    first, second = (step.facts for step in explain(record, []) if step.action == "claimed")
+    assert first == {"attempt": "1", "worker": "w1"}
+    assert second == {"attempt": "2", "worker": "w2", "start_index": "96", "checkpoint_index": "96"}
 
 
 def test_a_job_that_yielded_to_priority_says_so_and_goes_on_as_resumed() -> None:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from laneway.core.errors import Code
@@ -25,49 +19,10 @@ from laneway.runtime.clock import SystemClock
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.records import StoredRecord
-from laneway.runtime.settings import Settings
 from laneway.v1 import bus_pb2
 from tests.support.nats import REGION, eventually
 from tests.support.worker import ByteDoor, Yard, ids_of, yard
-
-PROGRAM = """
-import sys
-import msgspec
-from laneway.runtime.lifecycle import run_service
-from laneway.runtime.settings import Settings
-from laneway.workers.server import serve
-settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
-sys.exit(run_service("worker", settings, serve))
-"""
-
-
-@dataclass
-class WorkerProcess:
-    process: asyncio.subprocess.Process
-    id: str
-
-
-@asynccontextmanager
-async def worker_process(settings: Settings, ready_file: Path, name: str = "apart") -> AsyncIterator[WorkerProcess]:
-    """A worker in a process of its own."""
-    settings = msgspec.structs.replace(
-        settings,
-        process=msgspec.structs.replace(settings.process, ready_file=str(ready_file)),
-        worker=msgspec.structs.replace(settings.worker, name=name),
-    )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(settings))
-        process.stdin.close()
-        await eventually(lambda: ready_file.exists() or process.returncode is not None, 30)
-        yield WorkerProcess(process, json.loads(ready_file.read_text())["address"])
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+from tests.support.worker_process import worker_process
 
 
 async def streaming(place: Yard, door: ByteDoor, count: int, **changes: Any) -> list[str]:
