@@ -18,6 +18,7 @@ from laneway.core.lanes import FinishReason, Isolation, JobState, Lane, OnDiscon
 from laneway.core.objects import ObjectRef
 
 SCHEMA = 1
+NOT_ACCEPTED = "NOT_ACCEPTED"  # what the scheduler ends a record with whose job never was in its lane
 # Of messages that refer to an object: who does not know of objects would take the rest for the whole.
 SCHEMA_BY_REFERENCE = 2
 
@@ -312,6 +313,14 @@ def _end(record: JobRecord, state: JobState, error: JobError, now_s: float) -> J
     if record.state.terminal:
         raise IllegalTransition(f"job is already {record.state}", record)
     return replace(record, state=state, error=error, owner="", timings=replace(record.timings, ended_s=now_s))
+
+
+def never_accepted(record: JobRecord) -> bool:
+    """Whether the job ended without having been accepted: nothing ran, and the same request may be tried again."""
+    if record.state is JobState.REFUSED:
+        return True
+    given_up = record.error is not None and record.error.reason == NOT_ACCEPTED
+    return record.state is JobState.CANCELLED and given_up and not record.attempt
 
 
 def stored_late(record: JobRecord) -> bool:

@@ -19,7 +19,7 @@ from laneway.core import subjects
 from laneway.core.clock import Clock
 from laneway.core.errors import Code, NotFound
 from laneway.core.fleet import Plan, TenantDepth
-from laneway.core.job import IllegalTransition, JobError, JobRecord, cancel, expire
+from laneway.core.job import NOT_ACCEPTED, IllegalTransition, JobError, JobRecord, cancel, expire
 from laneway.core.lanes import JobState, Lane, Phase
 from laneway.core.subjects import ParkSubject
 from laneway.policy.tenants import near_limit
@@ -326,7 +326,7 @@ class Sweeper:
         if await self._lanes.holds(record):
             return True
         error = JobError(
-            Code.UNAVAILABLE, "NOT_ACCEPTED", "the job was never stored in its lane; nothing ran", Phase.QUEUE
+            Code.UNAVAILABLE, NOT_ACCEPTED, "the job was never stored in its lane; nothing ran", Phase.QUEUE
         )
 
         def not_accepted(found: JobRecord) -> JobRecord:

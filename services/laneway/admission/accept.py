@@ -25,7 +25,17 @@ from laneway.core.errors import (
     StorageFull,
     Unavailable,
 )
-from laneway.core.job import GenerateTask, IllegalTransition, JobRecord, LaneJob, ReferredJob, refuse, stored_late
+from laneway.core.job import (
+    NOT_ACCEPTED,
+    GenerateTask,
+    IllegalTransition,
+    JobRecord,
+    LaneJob,
+    ReferredJob,
+    never_accepted,
+    refuse,
+    stored_late,
+)
 from laneway.core.lanes import JobState
 from laneway.core.objects import ObjectRef
 from laneway.policy.admit import Decision, Placement
@@ -50,7 +60,6 @@ from laneway.runtime.references import References
 from laneway.runtime.wire.records import encode_lane_job, encode_record
 
 RETRY_EVERY_S = 0.1
-NOT_ACCEPTED = "NOT_ACCEPTED"  # what the scheduler ends a record with whose job never was in its lane
 UNREACHABLE_RETRY_S = 1.0  # what a caller is told when NATS or a stream's leader is away
 
 log = get_logger("laneway.admission.accept")
@@ -67,14 +76,16 @@ class Acceptance(Struct, frozen=True):
 
 
 class _Message:
-    """A job as it is stored and as it is queued; each is encoded once. `task_object`: its task is there instead."""
+    """A job as it is stored and as it is queued; each is encoded once. `task_object`: its task is there instead.
+    `again`: an earlier try was given up, whose message may have come and gone since."""
 
-    __slots__ = ("_data", "job", "record_data", "task_object")
+    __slots__ = ("_data", "again", "job", "record_data", "task_object")
 
     def __init__(self, job: LaneJob, task_object: ObjectRef | None = None) -> None:
         self.job = job
         self.task_object = task_object
         self.record_data = encode_record(job.record)
+        self.again = False
         self._data = b""
 
     def encode(self) -> bytes:
@@ -181,7 +192,7 @@ class Acceptor:
         record = message.job.record
         # Made in a turn of the loop in which nothing else happens to this job: its record is on the way.
         asyncio.get_running_loop().call_soon(message.encode)
-        stored = await self._create(record, message.record_data)
+        stored = await self._create(message)
         if stored.record is not record:
             return Acceptance(stored.record, stored.sequence, existing=True)
         try:
@@ -200,13 +211,13 @@ class Acceptor:
 
     # --- the record ----------------------------------------------------------------------------------
 
-    async def _create(self, record: JobRecord, data: bytes) -> StoredRecord:
+    async def _create(self, message: _Message) -> StoredRecord:
         """Our record as stored, or the one that the same key made before."""
-        unknown = False
+        record, unknown = message.job.record, False
         while True:
             trouble: BusError
             try:
-                return await self._create_once(record, data)
+                return await self._create_once(message)
             except (WrongSequence, PublishUnknown, NoAnswer) as error:
                 # Somebody else with the same key, or no answer: the next try finds what is stored.
                 unknown, trouble = True, error
@@ -222,28 +233,31 @@ class Acceptor:
                 raise OutcomeUnknown(job_id=record.job_id, retry_after_s=UNREACHABLE_RETRY_S) from trouble
             await asyncio.sleep(RETRY_EVERY_S)
 
-    async def _create_once(self, record: JobRecord, data: bytes) -> StoredRecord:
+    async def _create_once(self, message: _Message) -> StoredRecord:
+        record = message.job.record
         try:
-            return StoredRecord(record, await self._records.create(record, data))
+            return StoredRecord(record, await self._records.create(record, message.record_data))
         except RecordExists as exists:
             found = exists.stored
         if _same_write(found.record, record):
             return StoredRecord(record, found.sequence)  # an earlier try of ours arrived after all
         if await self._never_accepted(found.record, record):
+            message.again = found.record.state.terminal
             return StoredRecord(record, await self._records.update(record, found.sequence))
         return found
 
     async def _never_accepted(self, found: JobRecord, ours: JobRecord) -> bool:
         """Whether the key, or a producer's message, is free for another try.
 
-        REFUSED; or its door died before the job was in its lane, and nobody else would put it there. Should that door
-        live and be about to, there are two messages, and the claim takes one.
+        REFUSED, when certainly nothing is in the lane; or its door died before the job was in its lane, and nobody else
+        would put it there, or the scheduler has given it up since. Should that door live and be about to, there are two
+        messages, and the claim takes one; so they must ask for the same.
         """
         if found.state is JobState.REFUSED:
             return True
-        if not _untouched(found) or found.body_digest != ours.body_digest:
+        if found.body_digest != ours.body_digest:
             return False
-        return not await self._lanes.holds(found)
+        return never_accepted(found) or (_untouched(found) and not await self._lanes.holds(found))
 
     # --- the lane ------------------------------------------------------------------------------------
 
@@ -260,6 +274,7 @@ class Acceptor:
         record = job.record
         unknown = False
         trouble: BusError
+        more = {"again": True} if message.again else {}
         while True:
             try:
                 if sent is not None:
@@ -267,9 +282,9 @@ class Acceptor:
                     await first
                 elif decision.placement is Placement.PARKED:
                     group = group_of(record.pool, record.tenant, job.task)
-                    await self._lanes.park(job, sequence, data, fire_at_s=decision.fire_at_s, group=group)
+                    await self._lanes.park(job, sequence, data, fire_at_s=decision.fire_at_s, group=group, **more)
                 else:
-                    await self._lanes.put_ready(job, sequence, data)
+                    await self._lanes.put_ready(job, sequence, data, **more)
                 return
             except StreamFull as full:
                 # Also after an unknown try: had that been stored, even a full lane would answer "duplicate".

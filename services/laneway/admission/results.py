@@ -16,7 +16,7 @@ from laneway.admission.late_records import LATE_S
 from laneway.core import ids, subjects
 from laneway.core.clock import Clock
 from laneway.core.errors import InvalidRequest, JobNotFound, ResultTooLarge
-from laneway.core.job import JobRecord
+from laneway.core.job import JobRecord, never_accepted
 from laneway.core.lanes import JobState, Lane
 from laneway.core.subjects import H_RECORD_STATE
 from laneway.runtime.auth import Caller
@@ -111,7 +111,7 @@ class JobBook:
     async def earlier(self, tenant: str, job_id: str) -> JobRecord | None:
         """The job that an idempotency key made before; a refusal made none, nor a door that died too early."""
         stored = await self._records.get(self._region, tenant, job_id, leader=True)
-        if stored is None or stored.record.state is JobState.REFUSED:
+        if stored is None or never_accepted(stored.record):
             return None
         record = stored.record
         unsure = record.state is JobState.WAITING and not record.attempt

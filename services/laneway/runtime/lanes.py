@@ -70,14 +70,15 @@ class LaneStore:
 
     # --- into the lanes ------------------------------------------------------------------------------
 
-    async def put_ready(self, job: QueuedJob, record_sequence: int, data: bytes = b"") -> None:
+    async def put_ready(self, job: QueuedJob, record_sequence: int, data: bytes = b"", *, again: bool = False) -> None:
         """Publishes a job for workers to pull now. Raises StreamFull, OutOfStorage, NoStream, PublishUnknown.
 
-        `data`: the job as it was encoded already.
+        `data`: the job as it was encoded already. `again`: an earlier message of the same attempt may have come and gone,
+        and NATS must not take this one for it.
         """
         record = job.record
         subject = subjects.ready(self._region, record.contract.lane, record.pool, record.tenant, record.job_id)
-        headers = _lane_headers(record, record_sequence, "ready")
+        headers = _lane_headers(record, record_sequence, "ready", again=again)
         patient = record.contract.lane.may_park
         await self._bus.store(subject, data or encode_lane_job(job), headers, patient=patient)
 
@@ -88,14 +89,22 @@ class LaneStore:
         return self._bus.begin_store(subject, data, _lane_headers(record, record_sequence, "ready"))
 
     async def park(
-        self, job: QueuedJob, record_sequence: int, data: bytes = b"", *, fire_at_s: float, group: str
+        self,
+        job: QueuedJob,
+        record_sequence: int,
+        data: bytes = b"",
+        *,
+        fire_at_s: float,
+        group: str,
+        again: bool = False,
     ) -> ParkSubject:
-        """Publishes a job that becomes ready at `fire_at_s` (NATS time), or when it is released before."""
+        """Publishes a job that becomes ready at `fire_at_s` (NATS time), or when it is released before. `again`: as
+        for `put_ready`."""
         record = job.record
         if not record.contract.lane.may_park:
             raise ValueError(f"the {record.contract.lane} lane does not park")
         park = _park_subject(self._region, record, group)
-        headers = _lane_headers(record, record_sequence, "park") | _schedule_headers(park, fire_at_s)
+        headers = _lane_headers(record, record_sequence, "park", again=again) | _schedule_headers(park, fire_at_s)
         await self._bus.store(str(park), data or encode_lane_job(job), headers, patient=True)
         return park
 
@@ -250,11 +259,12 @@ def _share(used: int, limit: int) -> float:
     return used / limit if limit > 0 else 0.0
 
 
-def _lane_headers(record: JobRecord, record_sequence: int, kind: str) -> dict[str, str]:
+def _lane_headers(record: JobRecord, record_sequence: int, kind: str, *, again: bool = False) -> dict[str, str]:
     # The id saves work when a publish is repeated. It holds the attempt: a job handed back is not taken for the first.
+    message_id = f"{record.job_id}:{record.attempt}:{kind}"
     return {
         subjects.H_RECORD_SEQUENCE: str(record_sequence),
-        MSG_ID: f"{record.job_id}:{record.attempt}:{kind}",
+        MSG_ID: f"{message_id}:{record_sequence}" if again else message_id,
     }
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from laneway.admission.ledger import ENDED_WITHIN_S
 from laneway.core import subjects
-from laneway.core.job import JobRecord
+from laneway.core.job import JobRecord, never_accepted
 from laneway.core.lanes import LANES, JobState
 from laneway.scheduler.loop import Scheduler
 from laneway.workers.service import Worker
@@ -66,13 +66,13 @@ def _job(region: Region, job_id: str, by_label: dict[str, Ask]) -> Iterator[str]
 
 
 def _accepted_anew(before: JobRecord, after: JobRecord) -> bool:
-    """A refusal stored nothing but itself, so that the same key may be tried again."""
-    return before.state is JobState.REFUSED and after.state in (JobState.WAITING, JobState.REFUSED)
+    """Nothing but the record was stored, so that the same key may be tried again."""
+    return never_accepted(before) and after.state in (JobState.WAITING, JobState.REFUSED)
 
 
 def _step(before: JobRecord, after: JobRecord) -> Iterator[str]:
     """Fencing: an attempt begins once, and while one runs only its owner goes on with it."""
-    if before.state is JobState.REFUSED:
+    if never_accepted(before):
         return
     if not before.attempt <= after.attempt <= before.attempt + 1:
         yield f"attempt {before.attempt} was followed by {after.attempt}"
