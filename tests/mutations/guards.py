@@ -198,6 +198,23 @@ GUARDS = (
         "tests/wire/test_grpc_server.py::TestStatuses::test_a_refusal_says_when_to_try_again",
     ),
     Guard(
+        "12",
+        "running lower work makes room for priority",
+        f"{SCHEDULER}/policy/pull.py",
+        "    if room.yields and short_of_room(lanes, room):\n",
+        "    if False:\n",
+        "tests/sim/test_preemption.py"
+        "::test_a_priority_job_with_a_budget_of_2_s_starts_within_it_though_60_s_jobs_hold_all_slots",
+    ),
+    Guard(
+        "S1",
+        "what a run that yields has computed is kept",
+        f"{WORKERS}/outcomes.py",
+        "        return self in (Kind.HANDED_BACK, Kind.PREEMPTED, Kind.ENGINE_LOST)\n",
+        "        return self in (Kind.HANDED_BACK, Kind.ENGINE_LOST)\n",
+        "tests/wire/test_worker_preemption.py::test_a_batch_job_yields_its_slot_and_goes_on_where_it_was",
+    ),
+    Guard(
         "27",
         "the server permits the pings of its clients",
         f"{SERVICES}/runtime/grpc_options.py",

@@ -1,0 +1,124 @@
+"""Which run yields to priority here, and when: policy.preempt applied to the runs of this worker.
+
+A run that yields is told so at once, and so is the engine; its place is free as soon as the engine is rid of it, while
+its record and its lane message are still being written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from laneway.core.catalogue import Pool
+from laneway.core.clock import Clock
+from laneway.core.fleet import Plan
+from laneway.core.job import resumable
+from laneway.core.lanes import Lane
+from laneway.policy.lengths import LengthBook
+from laneway.policy.preempt import (
+    PreemptParams,
+    Speeds,
+    Standing,
+    choose_victim,
+    may_yield,
+    places_elsewhere,
+    wait_s,
+)
+from laneway.workers import metrics
+from laneway.workers.ledger import Seats
+from laneway.workers.rates import Rates
+from laneway.workers.run import JobRun
+from laneway.workers.runs import Runs
+
+PREDICTED_QUANTILE = 0.9  # of output lengths; who outlives it is expected to go on to its limit
+
+_log = structlog.get_logger(__name__)
+
+
+class Yielding:
+    """The pull loop's Relief."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        seats: Seats,
+        pool: Pool,
+        rates: Rates,
+        lengths: LengthBook,
+        plan: Callable[[], Plan | None],
+        clock: Clock,
+        params: PreemptParams,
+    ) -> None:
+        """`plan`: the scheduler's newest; None while there is no fresh one."""
+        self._runs = runs
+        self._seats = seats
+        self._pool = pool
+        self._rates = rates
+        self._lengths = lengths
+        self._plan = plan
+        self._clock = clock
+        self._params = params
+
+    def wait_s(self, *, staged: bool) -> float | None:
+        if not self._params.preemptions_max:
+            return None
+        speeds, now_s = self._speeds(), self._clock.now()
+        if not any(may_yield(self._standing(run), speeds, now_s, self._params) for run in self._lower()):
+            return None
+        plan = None if staged else self._plan()
+        elsewhere = plan is not None and places_elsewhere(plan.pool(self._pool.name), self._seats.slots_free) > 0
+        return wait_s(elsewhere=elsewhere, params=self._params)
+
+    def make_room(self, kv_tokens: int) -> bool:
+        victim = choose_victim(
+            [self._standing(run) for run in self._lower()],
+            need_kv_tokens=kv_tokens,
+            free_kv_tokens=self._seats.kv_tokens_free,
+            speeds=self._speeds(),
+            now_s=self._clock.now(),
+            params=self._params,
+        )
+        run = next((run for run in self._runs if victim is not None and run.job_id == victim.job_id), None)
+        if victim is None or run is None:
+            return False
+        reason = "no_kv" if self._seats.slots_free else "no_slot"
+        _log.info("run_preempted", job_id=run.job_id, lane=run.lane.value, reason=reason, generated=victim.generated)
+        metrics.PREEMPTIONS.labels(self._pool.name, run.lane.value, reason).inc()
+        self._runs.preempt(run)
+        return True
+
+    def _lower(self) -> list[JobRun]:
+        return [run for run in self._runs if run.lane is not Lane.PRIORITY]
+
+    def _speeds(self) -> Speeds:
+        return Speeds(
+            self._rates.prefill_tokens_per_s or self._pool.prefill_tokens_per_s,
+            self._rates.decode_tokens_per_s or self._pool.decode_tokens_per_s,
+        )
+
+    def _standing(self, run: JobRun) -> Standing:
+        task, record = run.job.task, run.job.record
+        return Standing(
+            run.job_id,
+            run.lane,
+            began_s=run.began_s,
+            kv_tokens=run.seat.kv_tokens,
+            prompt_tokens=len(task.prompt_ids),
+            generated=run.generated,
+            predicted=self._predicted(run),
+            deadline_s=record.contract.deadline_s,
+            resumable=resumable(task),
+            preemptions=run.preemptions,
+            kept=run.kept,
+            ending=run.outcome is not None,
+        )
+
+    def _predicted(self, run: JobRun) -> int:
+        sampling, record = run.job.task.sampling, run.job.record
+        if sampling.ignore_eos:
+            return sampling.max_tokens
+        predicted = self._lengths.predict(
+            record.tenant, record.model, PREDICTED_QUANTILE, sampling.max_tokens, min_tokens=sampling.min_tokens or 0
+        )
+        return predicted if run.generated < predicted else sampling.max_tokens
