@@ -52,8 +52,9 @@ async def test_an_operator_finds_a_poison_job_mends_the_engine_and_runs_it_again
         async with served(serve, settings, tmp_path / "ready.json"):
             address = json.loads((tmp_path / "ready.json").read_text())["address"]
             async with Client(address) as client:
+                stream = client.generate(model="chat", prompt=f"a{chr(CRASH_ID)}", max_tokens=4)
                 with pytest.raises(LanewayError, match="3 attempts ended without a result") as ended:
-                    async with client.generate(model="chat", prompt=f"a{chr(CRASH_ID)}", max_tokens=4) as stream:
+                    async with stream:
                         await stream.text()
                 assert ended.value.reason == "POISON", "its caller is told once, and why"
                 job_id = stream.job_id
