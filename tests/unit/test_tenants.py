@@ -127,6 +127,19 @@ def test_a_job_that_is_not_stored_yet_counts_and_one_that_never_was_does_not():
     assert ledger.open("acme", BATCH) == 0
 
 
+def test_one_job_asked_for_twice_counts_once_and_leaves_nothing():
+    ledger = TenantLedger(ManualClock())
+    for _ in range(3):
+        ledger.accepted("keyed", "acme", BATCH, attached=True)
+    assert ledger.open("acme", BATCH) == ledger.recount("acme", BATCH) == 1
+    ledger.stored("keyed", 5)
+    ledger.plan_arrived(plan(6, TenantDepth("acme", BATCH, 1)))
+    assert ledger.open("acme", BATCH) == 1
+    ledger.ended("keyed")
+    ledger.plan_arrived(plan(7))
+    assert ledger.open("acme", BATCH) == ledger.recount("acme", BATCH) == 0
+
+
 def test_an_end_makes_room_before_the_next_plan():
     ledger = TenantLedger(ManualClock())
     accept(ledger, "a", 7, attached=True)

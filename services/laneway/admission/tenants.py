@@ -62,8 +62,10 @@ class TenantLedger:
             self._forget_fresh(job_id)
 
     def accepted(self, job_id: str, tenant: str, lane: Lane, *, attached: bool) -> None:
-        """A job is about to be stored."""
+        """A job is about to be stored; perhaps again, by another request with the same key."""
         key = (tenant, lane)
+        if job_id in self._fresh:
+            self._forget_fresh(job_id)
         self._fresh[job_id] = _Fresh(key)
         self._fresh_of[key] += 1
         if len(self._fresh) > FRESH_MAX:
