@@ -50,7 +50,7 @@ STEPS_MAX = 100  # of one actor without a fault; it needs a handful
 index = st.integers(0, ACTORS_MAX - 1)
 fates = st.sampled_from([*[Fate.DONE] * 5, Fate.UNHEARD, Fate.LATE, Fate.REFUSED])
 three = st.integers(0, 2)
-GIVES_BACK = ("hand_back", "requeue")
+GIVES_BACK = ("hand_back", "requeue", "give_way")
 outcomes = st.sampled_from([*GIVES_BACK * 3, *("start", "confirm") * 2, "succeed", "fail", "expire", "cancel"])
 
 
@@ -183,6 +183,7 @@ class JobMachine(RuleBasedStateMachine):
         assert new.starts - new.clean <= STRIKES_MAX
         assert len(new.lineage) == new.attempt == new.starts >= new.clean
         assert (new.state is JobState.RUNNING) == bool(new.owner)
+        assert new.preemptions == sum(attempt.yielded_s > 0.0 for attempt in new.lineage) <= new.clean
         if old is None:
             assert new.attempt <= 1
             assert new.attempt == 0 or new.owner == writer.worker
@@ -209,7 +210,7 @@ class JobMachine(RuleBasedStateMachine):
 
     def _told(self, actor: Actor, what: Answer) -> None:
         assert not isinstance(what, Term), "every message here has a record, or may make one"
-        if isinstance(what, Ack):
+        if isinstance(what, Ack) and not actor.parked:
             assert self.history.ended
             assert actor.saw_end
 
@@ -227,6 +228,7 @@ class JobMachine(RuleBasedStateMachine):
             _refused(partial(jobs.fail, *who, ERROR, now_s))
             _refused(partial(jobs.hand_back, *who))
             _refused(partial(jobs.requeue, *who))
+            _refused(partial(jobs.give_way, *who, now_s))
         if record.state is not JobState.WAITING:
             _refused(partial(jobs.claim, record, "worker-x", now_s))
         if record.state.terminal:
@@ -352,8 +354,10 @@ class JobMachine(RuleBasedStateMachine):
 
     def _store(self, write: Put | Publish, actor: Actor) -> int:
         if isinstance(write, Publish):
-            if not self.messages:  # otherwise it is a duplicate by its message id
+            # What is of one attempt has one message id, and a duplicate is not stored.
+            if all(message.accepted.record.attempt != write.record.attempt for message in self.messages):
                 self.messages.append(Message(StoredRecord(write.record, write.sequence)))
+            actor.parked |= bool(actor.worker)
             return 0
         sequence = self.history.put(write, actor)
         actor.saw_end |= write.record.state.terminal

@@ -12,7 +12,7 @@ from laneway.core import job as jobs
 from laneway.core.clock import ManualClock
 from laneway.core.errors import Code, LanewayError
 from laneway.core.job import IllegalTransition, JobError, JobRecord, Result, Usage
-from laneway.core.lanes import FinishReason
+from laneway.core.lanes import FinishReason, JobState
 from laneway.runtime.bus import BusError, StreamFull
 from laneway.runtime.records import RecordExists, StoredRecord
 from laneway.workers.claims import Ack, Answer, Claims, Delivered, Nak, queue_deadline_error
@@ -136,7 +136,19 @@ class Worker:
         self._holds(claimed.record.attempt, self.run)
         stored = await self._run_to_end(claimed)
         if stored is not None:
-            await Tell(message, Ack() if stored.record.state.terminal else Nak(0.0, "back"))
+            done = stored.record.state.terminal or (self._yielded(stored.record) and await self._parked(stored))
+            await Tell(message, Ack() if done else Nak(0.0, "back"))
+
+    def _yielded(self, record: JobRecord) -> bool:
+        return record.state is JobState.WAITING and record.lineage[-1].yielded_s > 0.0
+
+    async def _parked(self, stored: StoredRecord) -> bool:
+        """Whether the job that yielded is among the parked again, so that its message may go."""
+        try:
+            await Publish(stored.record, stored.sequence)
+        except BusError:
+            return False
+        return True
 
     def _expired(self, found: JobRecord) -> JobRecord:
         return jobs.expire(found, queue_deadline_error(), self._clock.now())
@@ -168,6 +180,7 @@ class Worker:
             "succeed": lambda found: jobs.succeed(found, me, attempt, RESULT, found.timings),
             "fail": lambda found: jobs.fail(found, me, attempt, ERROR, now_s()),
             "hand_back": lambda found: jobs.hand_back(found, me, attempt),
+            "give_way": lambda found: jobs.give_way(found, me, attempt, now_s()),
             "requeue": lambda found: jobs.requeue(found, me, attempt),
             "expire": lambda found: jobs.expire(found, ERROR, now_s()),
             "cancel": lambda found: jobs.cancel(found, ERROR, now_s()),

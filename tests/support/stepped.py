@@ -101,6 +101,7 @@ class Actor:
     coroutine: Coroutine[Question, Any, None]
     question: Question | None = None
     saw_end: bool = False  # a terminal record was read or written
+    parked: bool = False  # another message of its job was stored
 
     def start(self) -> None:
         self._resume(lambda: self.coroutine.send(None))
