@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from laneway.core.errors import (
     PermissionDenied,
 )
 from laneway.core.fleet import LanePlan
-from laneway.core.job import JobError, JobRecord
+from laneway.core.job import NOT_ACCEPTED, JobError, JobRecord
 from laneway.core.lanes import JobState, Lane, OnDisconnect
 from laneway.runtime.dead_letters import DeadLetterStore
 from laneway.runtime.grpc_errors import from_rpc_error
@@ -243,6 +244,22 @@ async def test_a_letter_that_outlived_its_requeue_gives_the_same_job_and_goes(of
     assert await office.requeue(old_id) == first
     assert await office.listed() == []
     assert await office.door.messages() == 1
+
+
+@pytest.mark.slow
+async def test_a_requeue_that_never_reached_its_lane_is_made_again(office: Office):
+    """As where its door died after the record, and the scheduler ended that."""
+    old_id = await office.dead()
+    record = await office.door.record(old_id, "acme")
+    new_id = ids.requeued_job_id(REGION, "acme", old_id)
+    lost = JobError(Code.UNAVAILABLE, NOT_ACCEPTED, "the job was never stored in its lane; nothing ran")
+    body = hashlib.sha256(f"requeue {old_id}".encode()).digest()
+    record = replace(record, job_id=new_id, body_digest=body, attempt=0, lineage=(), starts=0)
+    await office.door.records.create(replace(record, state=JobState.CANCELLED, error=lost))
+    assert (await office.requeue(old_id)).job_id == new_id
+    assert await office.listed() == []
+    await office.worker.finish(await office.worker.take(Lane.BATCH), "fine")
+    assert (await office.door.record(new_id, "acme")).state is JobState.SUCCEEDED
 
 
 @pytest.mark.slow
