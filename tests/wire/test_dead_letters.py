@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from laneway.admission.dead_letter_watch import DeadLetterWatch
 from laneway.core import subjects
-from laneway.core.dead_letters import POISON, UNREADABLE_JOB, DeadLetter
+from laneway.core.dead_letters import POISON, TASK_LOST, UNREADABLE_JOB, DeadLetter
 from laneway.core.errors import Code
-from laneway.core.job import Attempt, GenerateTask, JobError, JobRecord, LaneJob, Sampling, Timings
+from laneway.core.job import Attempt, GenerateTask, JobError, JobRecord, LaneJob, ReferredJob, Sampling, Timings
 from laneway.core.lanes import JobState, Lane
+from laneway.core.objects import TASK, ObjectName, ObjectRef
 from laneway.runtime.bus import Bus
 from laneway.runtime.catalogue import catalogue_of
 from laneway.runtime.dead_letters import SCAN_MAX, DeadLetterFilter, DeadLetterStore
@@ -104,6 +105,18 @@ async def test_a_message_that_cannot_be_read_leaves_a_letter_that_cannot_be_requ
         assert (letter.reason, letter.job, letter.record.job_id) == (UNREADABLE_JOB, None, record.job_id)
         assert await eventually(place.lanes_empty)
         assert counted("laneway_dead_letters_total", reason=UNREADABLE_JOB) == before + 1
+
+
+@pytest.mark.slow
+async def test_a_job_whose_prompt_is_gone_from_the_object_store_leaves_a_letter(nats_server: LocalNats):
+    async with yard(nats_server, workers=1) as place:
+        record = make_record()
+        name = ObjectName(record.tenant, record.job_id, TASK, 1000, 2000, "0a1b2c3d")
+        job = ReferredJob(record, ObjectRef(str(name), 1_000_000, bytes(32)))
+        await place.lanes.put_ready(job, await place.records.create(record))
+        letter = await one_letter(place.bus)
+        assert (letter.reason, letter.job, letter.requeueable) == (TASK_LOST, job, False)
+        assert await eventually(place.lanes_empty)
 
 
 @pytest.mark.slow
