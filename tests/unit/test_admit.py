@@ -380,6 +380,15 @@ def test_retry_times_spread_over_the_stated_range(jitter: float):
     assert 0.8 * POOL.load_s <= seconds(decision.verdict.retry_after_s) <= 1.3 * POOL.load_s
 
 
+@pytest.mark.parametrize(("load_s", "retry_s"), [(30.0, 30.0), (31.0, 30.0), (29.0, 29.0)])
+def test_no_retry_time_is_longer_than_the_longest(load_s: float, retry_s: float):
+    unspread = dataclasses.replace(PARAMS, jitter_min=1.0, jitter_max=1.0)
+    view = PoolView(PoolPlan("chat-small"))
+    ask = Ask(contract(), (candidate(replace(POOL, load_s=load_s)),), "local")
+    decision = admit(ask, Situation({"chat-small": view}, NOW, 0.4, 0.1), unspread)
+    assert (decision.verdict.reason, decision.verdict.retry_after_s) == ("NO_WORKER", retry_s)
+
+
 def test_the_context_holds_prompt_and_answer():
     assert output_room(POOL, 4000, None) == 96
     assert output_room(POOL, 100, None) == POOL.max_tokens_default

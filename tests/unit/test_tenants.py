@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from laneway.admission.tenants import FRESH_MAX, STORED_WITHIN_S, TenantLedger, TenantStreams
+from laneway.admission import tenants
+from laneway.admission.tenants import STORED_WITHIN_S, TenantLedger, TenantStreams
 from laneway.core.clock import ManualClock
 from laneway.core.errors import TenantLimit
 from laneway.core.fleet import Plan, TenantDepth
@@ -176,13 +177,14 @@ def test_an_older_scheduler_that_says_nothing_of_tenants_limits_nobody_but_by_li
     assert ledger.open("acme", BATCH) == 1
 
 
-def test_a_door_remembers_so_many_new_jobs_and_no_more():
+def test_a_door_remembers_so_many_new_jobs_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tenants, "FRESH_MAX", 3)
     ledger = TenantLedger(ManualClock())
-    for i in range(FRESH_MAX):
+    for i in range(3):
         ledger.accepted(f"j{i}", "acme", BATCH, attached=False)
-    assert ledger.open("acme", BATCH) == FRESH_MAX
+    assert ledger.open("acme", BATCH) == 3
     ledger.accepted("one more", "acme", BATCH, attached=False)
-    assert ledger.open("acme", BATCH) == FRESH_MAX
+    assert ledger.open("acme", BATCH) == 3
 
 
 @pytest.mark.parametrize("seed", range(5))

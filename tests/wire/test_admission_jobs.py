@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from laneway.admission import results
 from laneway.core.errors import InvalidRequest, JobCancelled, JobNotFound, PermissionDenied, Unauthenticated
 from laneway.core.lanes import JobState, Lane
 from laneway.runtime.local_nats import LocalNats
@@ -262,3 +263,25 @@ async def test_a_credential_may_be_bound_to_lanes(nats_server: LocalNats, tmp_pa
         assert isinstance(error, PermissionDenied)
         request = pb.SubmitRequest(spec=spec(lane=Lane.BATCH))
         assert (await door.stub.Submit(request, metadata=token)).job_id
+
+
+@pytest.mark.slow
+async def test_a_filter_that_matches_little_gives_shorter_pages(
+    nats_server: LocalNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(results, "SCAN_JOBS_MAX", 3)
+    async with gate(nats_server, tmp_path) as door:
+        made = []
+        for number in range(7):
+            request = pb.SubmitRequest(spec=spec(lane=Lane.BATCH, labels={"odd": "yes" if number % 2 else "no"}))
+            made.append((await door.stub.Submit(request)).job_id)
+        pages, token = [], ""
+        while True:
+            wanted = pb.ListJobsRequest(page_size=3, page_token=token, labels={"odd": "yes"})
+            page = await door.stub.ListJobs(wanted)
+            pages.append([job.job_id for job in page.jobs])
+            token = page.next_page_token
+            if not token:
+                break
+        assert max(map(len, pages)) < 3, "a page of so few records read holds fewer"
+        assert [job_id for page in pages for job_id in page] == [made[5], made[3], made[1]]

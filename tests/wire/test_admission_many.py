@@ -186,6 +186,27 @@ async def test_a_caller_beyond_the_window_waits_and_loses_nothing(
     assert await door.messages() == total
 
 
+@pytest.mark.slow
+async def test_a_caller_beyond_the_windows_bytes_waits_and_loses_nothing(
+    opened: tuple[Gate, PuppetWorker], monkeypatch: pytest.MonkeyPatch
+):
+    door, _ = opened
+    items = [item(f"{i}") for i in range(9)]
+    monkeypatch.setattr(many, "WINDOW_BYTES", 3 * items[0].ByteSize())
+    begun: list[str] = []
+    gate_open = pause(monkeypatch, begun)
+    call = await begin(door)
+    await send(call, *items)
+    await call.done_writing()
+    await eventually(lambda: len(begun) == 3)
+    await door.bus.flush()
+    assert len(begun) == 3, "the service works on no more bytes than the window"
+    gate_open.set()
+    found = await outcomes(call, len(items))
+    assert all(o.HasField("accepted") for o in found.values())
+    assert await door.messages() == len(items)
+
+
 async def test_what_was_read_is_accepted_when_the_caller_is_gone(
     opened: tuple[Gate, PuppetWorker], monkeypatch: pytest.MonkeyPatch
 ):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from laneway.core.errors import DeadlineExceeded, EngineFailed, InvalidRequest, LanewayError, TenantLimit
 from laneway.core.job import claim
@@ -110,6 +111,7 @@ async def test_a_door_admits_as_many_calls_after_ten_of_each_bad_end(nats_server
         assert await door.messages() == 0
 
 
+@pytest.mark.slow
 async def test_a_tenant_has_all_its_streams_after_ten_of_each_bad_end(nats_server: LocalNats, tmp_path: Path):
     settings = admission_settings(nats_server, queue_length=4 * TIMES, tenant_streams_max=TIMES)
     quick = msgspec.structs.replace(settings.nats, ack_wait_priority_s=1.0)

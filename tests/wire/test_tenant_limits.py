@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import pytest
 from google.rpc import error_details_pb2, status_pb2
 from msgspec.structs import replace
 
@@ -98,6 +99,7 @@ async def test_one_job_more_than_a_tenant_may_have_open_is_refused_and_nothing_i
         assert await submit(door, key="k0") == jobs[0], "what was accepted stays accepted"
 
 
+@pytest.mark.slow
 async def test_a_crowd_at_once_gets_as_many_places_as_there_are(nats_server: LocalNats, tmp_path: Path):
     async with planned_gate(nats_server, tmp_path, settings_of(nats_server, batch=LIMIT)) as door:
         refusals = await asyncio.gather(*(refused(door) for _ in range(3 * LIMIT)))
@@ -108,6 +110,7 @@ async def test_a_crowd_at_once_gets_as_many_places_as_there_are(nats_server: Loc
         assert await door.messages() == len(await door.job_ids()) == LIMIT
 
 
+@pytest.mark.slow
 async def test_the_end_of_a_job_makes_room_for_one_and_no_more(nats_server: LocalNats, tmp_path: Path):
     async with planned_gate(nats_server, tmp_path, settings_of(nats_server, batch=LIMIT)) as door:
         jobs = [await submit(door) for _ in range(LIMIT)]
@@ -123,6 +126,7 @@ async def accepted(door: Gate) -> bool:
     return await refused(door) is None
 
 
+@pytest.mark.slow
 async def test_another_scheduler_and_another_door_know_what_a_tenant_has_open(nats_server: LocalNats, tmp_path: Path):
     settings = settings_of(nats_server, batch=LIMIT)
     async with planned_gate(nats_server, tmp_path, settings) as door:

@@ -21,6 +21,7 @@ VERDICT_AGE_S = 7 * _DAY_S
 DEAD_AGE_S = 30 * _DAY_S
 INGEST_MESSAGES_MAX = 100_000
 INGEST_ACK_WAIT_S = 30.0
+INGEST_PENDING_MAX = 1024  # of all doors: delivered and not judged yet, those put off among them
 WAITING_PULLS_MAX = 4096
 ACK_PENDING_FACTOR = 4  # delayed NAKs count as pending
 ACK_PENDING_MIN = 1000  # at the limit the server leaves pulls without an answer; workers claim only what they can run
@@ -136,7 +137,7 @@ def _ingest(region: str, settings: NatsSettings) -> StreamPlan:
         max_msgs=INGEST_MESSAGES_MAX,
         max_bytes=settings.ingest_bytes_max,
     )
-    admission = _consumer(INGEST_CONSUMER, subjects.ingest_filter(region), INGEST_ACK_WAIT_S, 1024)
+    admission = _consumer(INGEST_CONSUMER, subjects.ingest_filter(region), INGEST_ACK_WAIT_S, INGEST_PENDING_MAX)
     return StreamPlan(stream.name, stream.config, {INGEST_CONSUMER: admission})
 
 

@@ -16,6 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from laneway.core.errors import InvalidRequest, Unsupported
 from laneway.core.ids import is_token
 
+KEY_CHARACTERS_MAX = 128  # of an idempotency key
 _NANOS = 1_000_000_000
 _SECONDS_MAX = 253_402_300_799  # end of the year 9999, as google.protobuf.Timestamp defines
 
@@ -96,7 +97,7 @@ def time_s(value: Timestamp, field: str) -> float:
 
 
 def idempotency_key(value: str, field: str = "idempotency_key") -> str:
-    """Empty for none; else 1 to 128 characters."""
-    if len(value) > 128:
-        refuse(field, f"has {len(value)} characters, at most 128 are allowed")
+    """Empty for none; else 1 to KEY_CHARACTERS_MAX characters."""
+    if len(value) > KEY_CHARACTERS_MAX:
+        refuse(field, f"has {len(value)} characters, at most {KEY_CHARACTERS_MAX} are allowed")
     return text(value, field)
