@@ -22,6 +22,7 @@ from laneway.client import (
     SchedulerClient,
     TokenStream,
 )
+from laneway.workers.checkpointing import TOKENS as CHECKPOINT_TOKENS
 from tests.support.nats import eventually
 from tests.support.producer import producer
 
@@ -130,6 +131,46 @@ async def test_answers_survive_kill_9_of_a_worker_word_for_word_and_detached_job
         job_ids = [*(caller.job_id for caller in callers.values()), *detached]
         assert {job_id: watcher.ends[job_id] for job_id in job_ids} == dict.fromkeys(job_ids, 1)
         assert Counter(watcher.terminal_writes[job_id] for job_id in job_ids) == {1: len(job_ids)}
+
+
+LONG = 240  # tokens: several checkpoints
+SEEN = 100  # when the worker is killed
+
+
+@pytest.mark.parametrize("kind", ["simulated", pytest.param("openvino", marks=pytest.mark.model)])
+async def test_a_detached_job_that_is_killed_in_mid_decode_goes_on_from_its_checkpoint_word_for_word(kind: str):
+    options = StackOptions(settings={"models": [KINDS[kind]], "process": {"drain_s": 3.0}}, ack_wait_s=ACK_WAIT_S)
+    async with (
+        LocalStack(options) as stack,
+        Client(stack.addresses.admission) as client,
+        SchedulerClient(stack.addresses.scheduler) as scheduler,
+    ):
+        whole = Caller(question(0, max_tokens=LONG))
+        await whole.call(client.generate(**whole.request))
+        job_id = (await client.submit(**question(0, lane=Lane.BATCH, max_tokens=LONG))).job_id
+        seen = 0
+        async with client.watch(job_id) as stream:
+            async for chunk in stream:
+                seen = chunk.first_index + len(chunk.token_ids)
+                if seen >= SEEN:
+                    break
+        owner = (await claims(scheduler, job_id))[0]["worker"]
+        pids = {worker.worker_id: worker.process_id async for worker in scheduler.list_workers()}
+        next(child for child in stack.workers if child.pid == pids[owner]).kill()
+        job = await client.wait(job_id, timeout_s=120)
+        assert job.state is JobState.SUCCEEDED, job.error
+        assert job.result is not None
+        assert (job.attempt, job.result.text) == (2, whole.text)
+        first, second = await claims(scheduler, job_id)
+        assert first["worker"] != second["worker"]
+        # At most what came since the last delta was computed again; a slow machine may be some deltas behind.
+        assert seen - 2 * CHECKPOINT_TOKENS <= int(second["start_index"]) < LONG
+
+
+async def claims(scheduler: SchedulerClient, job_id: str) -> list[dict[str, str]]:
+    """What is told of each attempt."""
+    steps = (await scheduler.explain_job(job_id)).steps
+    return [dict(step.facts) for step in steps if step.action == "claimed"]
 
 
 # --- SIGTERM of a worker ---------------------------------------------------------------------------

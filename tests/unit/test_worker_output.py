@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laneway.core.job import GenerateTask, Sampling, Usage
+from laneway.admission.streams import Offer as StreamOffer
+from laneway.admission.streams import Stream, StreamLimits, spliced
+from laneway.core.checkpoints import UNKNOWN, Prefix
+from laneway.core.job import GenerateTask, Sampling, TokenLogprob, Usage
 from laneway.core.lanes import FinishReason
 from laneway.runtime.bus import NotConnected
 from laneway.v1 import admission_pb2, bus_pb2, task_pb2
@@ -17,6 +20,7 @@ from laneway.workers.engines.protocol import SequenceStep
 from laneway.workers.outlets import Outlets
 from laneway.workers.resume import Continue, Offer, Rerun, Unsound, plan_resume
 from laneway.workers.transcript import CHUNK_TOKENS_MAX, Transcript
+from tests.support.nats import make_record
 
 GREEDY = Sampling(max_tokens=64, temperature=0.0)
 
@@ -89,7 +93,7 @@ def test_a_resumed_output_continues_the_text_of_the_first(text: str, cut: int):
     whole, resumed = transcript(), transcript()
     for byte in data:
         whole.take(SequenceStep(1, [byte]))
-    resumed.replay(data[:cut])
+    resumed.replay(Prefix(tuple(data[:cut])))
     for byte in data[cut:]:
         resumed.take(SequenceStep(1, [byte]))
     for out in (whole, resumed):
@@ -122,15 +126,27 @@ def test_an_answer_without_tokens_is_empty():
     assert (result.text, result.token_ids, out.ready) == ("", (), 0)
 
 
-def test_log_probabilities_go_with_their_tokens_and_are_unknown_for_replayed_ones():
+def test_log_probabilities_go_with_their_tokens_and_are_unknown_where_no_checkpoint_has_them():
     out = transcript(Sampling(max_tokens=64, logprobs=True, top_logprobs=1))
-    out.replay([97])
+    out.replay(Prefix((97,)))
     out.take(SequenceStep(1, [98, 99], [-0.5, -0.25], [[(98, -0.5)], [(99, -0.25)]]))
     sent = chunk(out.response(1, 3))
     assert [p.logprob for p in sent.logprobs] == [-0.5, -0.25]
     assert sent.logprobs[1].top[0].token_id == 99
     out.finish()
     assert math.isnan(out.result(FinishReason.STOP, Usage()).logprobs[0].logprob)
+
+
+def test_log_probabilities_of_a_checkpoint_are_those_of_its_tokens():
+    out = transcript(Sampling(max_tokens=64, logprobs=True))
+    out.replay(Prefix((97, 98), (TokenLogprob(-0.5, ((97, -0.5),)), UNKNOWN)))
+    out.take(SequenceStep(1, [99], [-0.25]))
+    assert out.since(1)[0] == [98, 99]
+    out.finish()
+    result = out.result(FinishReason.STOP, Usage())
+    assert result.logprobs[0] == TokenLogprob(-0.5, ((97, -0.5),))
+    assert math.isnan(result.logprobs[1].logprob)
+    assert result.logprobs[2] == TokenLogprob(-0.25) == out.since(2)[1][0]
 
 
 # --- outlets and emitter -----------------------------------------------------------------------------
@@ -229,6 +245,78 @@ async def test_a_message_that_cannot_be_sent_is_counted_and_does_not_stop_the_ne
     assert len(doors.sent) == 1
 
 
+# --- doors that are ahead of a run ----------------------------------------------------------------------
+
+
+def sent_to(door: Stream, doors: Doors) -> list[StreamOffer]:
+    """What the door makes of all that is sent, as laneway.admission.door does."""
+    doors.emitter.flush()
+    told: list[StreamOffer] = []
+    for delta in [delta for _, batch in doors.sent for delta in batch.deltas]:
+        told.append(door.offer("w-2", delta.attempt, delta.first_index, delta.count, delta.response))
+        if told[-1] is StreamOffer.BROKEN:
+            door.fail(spliced("local-1", door.next_index))
+    doors.sent.clear()
+    return told
+
+
+def a_door_with(*ids: int) -> Stream:
+    door = Stream(make_record(), StreamLimits())
+    out = transcript()
+    out.take(SequenceStep(1, list(ids)))
+    out.finish()
+    assert door.offer("w-1", 1, 0, len(ids), out.response(0, len(ids))) is StreamOffer.TAKEN
+    door.adopt(2, "w-2")
+    return door
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("steps", [1, 3, 9])
+def test_a_door_that_is_ahead_of_a_run_compares_what_the_run_computes_anew(early: bool, steps: int):
+    """Four tokens are taken over, the door has six: the next two are compared, then it goes on, at any pace."""
+    doors, out = Doors(), transcript()
+    door = a_door_with(*b"abcdef")
+    outlets = Outlets(doors.emitter, "local-1", 0.0)
+    if early:  # but not heard as the one whose caller waits
+        outlets.open("door-a", 6, 0.0)
+    outlets.begin(4)
+    if not early:
+        outlets.open("door-a", 6, 0.0)
+    out.replay(Prefix(tuple(b"abcd")))
+    told: list[StreamOffer] = []
+    for at in range(0, 9, steps):
+        out.take(SequenceStep(1, list(b"efghijklm"[at : at + steps])))
+        outlets.send(out, 2)
+        told += sent_to(door, doors)
+        outlets.open("door-a", door.next_index, 1.0)  # it may always ask again
+    assert set(told) == {StreamOffer.DROPPED, StreamOffer.TAKEN}
+    assert bytes(list(door.delivered_ids() or ())) == b"abcdefghijklm"
+
+
+def test_a_door_that_is_ahead_of_another_run_is_not_sent_a_splice():
+    doors, out = Doors(), transcript()
+    door = a_door_with(*b"abcdef")
+    outlets = Outlets(doors.emitter, "local-1", 0.0)
+    outlets.begin(4)
+    outlets.open("door-a", 6, 0.0)
+    out.replay(Prefix(tuple(b"abcd")))
+    out.take(SequenceStep(1, list(b"eXgh")))
+    outlets.send(out, 2)
+    assert sent_to(door, doors)[0] is StreamOffer.BROKEN
+    assert door.next_index == 6
+
+
+def test_a_door_that_is_known_to_agree_is_sent_only_what_it_lacks():
+    doors, out = Doors(), transcript()
+    outlets = Outlets(doors.emitter, "local-1", 0.0)
+    outlets.begin(1)
+    out.take(SequenceStep(1, list(b"abcdef")))
+    outlets.open("door-a", 5, 0.0, agreed=True)
+    outlets.send(out, 2)
+    doors.emitter.flush()
+    assert [(d.first_index, d.count) for _, batch in doors.sent for d in batch.deltas] == [(5, 1)]
+
+
 # --- resume ------------------------------------------------------------------------------------------
 
 SEEDED = Sampling(max_tokens=64, temperature=1.0, seed=1)
@@ -236,21 +324,56 @@ PENALISED = Sampling(max_tokens=64, temperature=0.0, repetition_penalty=1.1)
 SAMPLED = Sampling(max_tokens=64, temperature=1.0)
 
 
+def goes_on(*ids: int, kept: int = 0) -> Continue:
+    return Continue(Prefix(ids), kept)
+
+
 @pytest.mark.parametrize(
-    ("sampling", "offers", "exact", "plan"),
+    ("sampling", "delivered", "exact", "plan"),
     [
-        (SAMPLED, [], False, Continue()),
-        (SEEDED, [Offer(0, ())], False, Continue()),
-        (SAMPLED, [Offer(2, (5, 6))], False, Continue((5, 6))),
-        (SAMPLED, [Offer(1, (5,)), Offer(3, (5, 6, 7)), Offer(2, (5, 6))], False, Continue((5, 6, 7))),
-        (SAMPLED, [Offer(2, ())], False, Unsound(2)),
-        (SAMPLED, [Offer(2, (5,))], True, Unsound(2)),
-        (SEEDED, [Offer(2, (5, 6))], True, Unsound(2)),
-        (PENALISED, [Offer(2, (5, 6))], False, Unsound(2)),
-        (PENALISED, [Offer(2, (5, 6))], True, Rerun(2, (5, 6))),
-        (GREEDY, [Offer(2, ())], True, Rerun(2, ())),
-        (GREEDY, [Offer(2, (5, 6))], False, Continue((5, 6))),
+        (SAMPLED, Offer(0, ()), False, goes_on()),
+        (SEEDED, Offer(0, ()), False, goes_on()),
+        (SAMPLED, Offer(2, (5, 6)), False, goes_on(5, 6)),
+        (SAMPLED, Offer(2, ()), False, Unsound(2)),
+        (SAMPLED, Offer(2, (5,)), True, Unsound(2)),
+        (SEEDED, Offer(2, (5, 6)), True, Unsound(2)),
+        (PENALISED, Offer(2, (5, 6)), False, Unsound(2)),
+        (PENALISED, Offer(2, (5, 6)), True, Rerun(2, (5, 6))),
+        (GREEDY, Offer(2, ()), True, Rerun(2, ())),
+        (GREEDY, Offer(2, (5, 6)), False, goes_on(5, 6)),
     ],
 )
-def test_an_attempt_goes_on_only_where_that_is_sound(sampling, offers, exact, plan):
-    assert plan_resume(task(sampling), offers, exact=exact) == plan
+def test_an_attempt_goes_on_only_where_that_is_sound(sampling, delivered, exact, plan):
+    assert plan_resume(task(sampling), delivered, exact=exact) == plan
+
+
+@pytest.mark.parametrize(
+    ("delivered", "others", "checkpoint", "plan"),
+    [
+        (Offer(0, ()), [], (5, 6), goes_on(5, 6, kept=2)),
+        (Offer(1, (5,)), [], (5, 6), goes_on(5, 6, kept=2)),
+        (Offer(3, (5, 6, 7)), [], (5, 6), goes_on(5, 6, 7, kept=2)),
+        (Offer(2, (5, 6)), [], (5, 6), goes_on(5, 6, kept=2)),
+        (Offer(2, (5, 9)), [], (5, 6, 7), goes_on(5, 9)),  # what was delivered is the authority
+        (Offer(2, ()), [], (5, 6, 7), Unsound(2)),  # nobody can say whether the checkpoint is what was delivered
+        (Offer(0, ()), [Offer(4, (5, 6, 7, 8))], (5, 6), goes_on(5, 6, 7, 8, kept=2)),
+        (Offer(1, (5,)), [Offer(2, (5, 6)), Offer(3, (5, 6, 7))], (), goes_on(5, 6, 7)),
+        (Offer(1, (5,)), [Offer(3, (9, 9, 9))], (), goes_on(5)),  # of another run
+        (Offer(0, ()), [Offer(4, ())], (5, 6), goes_on(5, 6, kept=2)),  # who watches from the middle decides nothing
+    ],
+)
+def test_the_longest_sound_prefix_wins(delivered, others, checkpoint, plan):
+    assert plan_resume(task(SAMPLED), delivered, others, Prefix(checkpoint), exact=False) == plan
+
+
+@pytest.mark.parametrize("sampling", [SEEDED, PENALISED])
+def test_a_checkpoint_is_of_no_use_where_ids_do_not_carry_the_sampling_state(sampling):
+    assert plan_resume(task(sampling), checkpoint=Prefix((5, 6)), exact=False) == goes_on()
+
+
+def test_log_probabilities_of_a_checkpoint_stay_known_behind_which_a_door_is_ahead():
+    known = TokenLogprob(-0.5)
+    plan = plan_resume(task(), Offer(2, (5, 6)), checkpoint=Prefix((5,), (known,)), exact=False)
+    assert isinstance(plan, Continue)
+    assert plan.prefix.logprobs[0] == known
+    assert math.isnan(plan.prefix.logprobs[1].logprob)

@@ -159,7 +159,7 @@ async def test_a_fault_of_ours_with_one_job_costs_no_slot_and_is_not_met_for_eve
             raise ValueError("cannot be asked for")
         return request_of(request_id, task, *rest)
 
-    monkeypatch.setattr("laneway.workers.run.request_of", request)
+    monkeypatch.setattr("laneway.workers.generation.request_of", request)
     async with yard(nats_server, workers=1) as place:
         bad = [await place.submit(prompt=bytes(7), max_tokens=2)]
         good = await place.submit(max_tokens=2)
@@ -226,9 +226,12 @@ async def test_one_failing_request_harms_no_other(nats_server: LocalNats):
         await nothing_left(place)
 
 
-async def test_an_answer_too_large_for_its_record_fails_clearly(nats_server: LocalNats):
+async def test_an_answer_that_neither_its_record_nor_the_object_store_takes_fails_clearly(nats_server: LocalNats):
     async with yard(nats_server, workers=1, engine__pace_s=0.0005) as place:
         place.workers[0].worker._bench.endings._records._bus.nc._max_payload = 8192
+        stream = subjects.objects_stream(REGION)
+        config = (await place.bus.api(f"STREAM.INFO.{stream}", {}))["config"]
+        await place.bus.api(f"STREAM.UPDATE.{stream}", config | {"max_bytes": 16_384})
         sampling = Sampling(max_tokens=600, temperature=0.0, logprobs=True, top_logprobs=5)
         stored = await place.submit(sampling=sampling)
         (record,) = await place.ended(stored.record.job_id)

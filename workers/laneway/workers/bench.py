@@ -9,10 +9,14 @@ from msgspec import Struct
 from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
 from laneway.core.lanes import Lane
+from laneway.policy.lengths import LengthBook
+from laneway.workers.checkpointing import Checkpointing
 from laneway.workers.claims import Claims
+from laneway.workers.dead_letters import DeadLetters
 from laneway.workers.emitter import Emitter
 from laneway.workers.endings import Endings
 from laneway.workers.rates import Rates
+from laneway.workers.reparking import Reparking
 from laneway.workers.retries import Retries
 from laneway.workers.sequences import Sequences
 
@@ -28,7 +32,11 @@ class Bench(Struct, frozen=True):
     token_bytes: Callable[[int], bytes]
     claims: Claims
     endings: Endings
+    checkpointing: Checkpointing
+    dead_letters: DeadLetters
     emitter: Emitter
     sequences: Sequences
     rates: Rates
     retries: Retries
+    lengths: LengthBook
+    reparking: Reparking

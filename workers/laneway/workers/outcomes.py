@@ -23,7 +23,13 @@ class Kind(StrEnum):
     NOT_RESUMABLE = "not_resumable"
     STOPPED = "stopped"  # somebody said that the record is terminal
     HANDED_BACK = "handed_back"
+    PREEMPTED = "preempted"  # it gave way to priority work
     LOST = "lost"  # the job is another worker's now
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether others are to go on with the job from where this run was."""
+        return self in (Kind.HANDED_BACK, Kind.PREEMPTED, Kind.ENGINE_LOST)
 
 
 class Outcome(Struct, frozen=True):
@@ -54,8 +60,19 @@ class Spans:
         return Phase.DECODE if self.first_s else Phase.PREFILL
 
 
-def ended(record: JobRecord, outcome: Outcome, me: str, spans: Spans, now_s: float, result: Result | None) -> JobRecord:
-    """The record that we own after this outcome. Raises IllegalTransition when we do not own it."""
+def ended(
+    record: JobRecord,
+    outcome: Outcome,
+    me: str,
+    spans: Spans,
+    now_s: float,
+    result: Result | None,
+    kept: int | None = None,
+) -> JobRecord:
+    """The record that we own after this outcome. Raises IllegalTransition when we do not own it.
+
+    `kept`: tokens that checkpoints hold of a job that is given back; None: as the record has it.
+    """
     attempt = record.attempt
     match outcome.kind:
         case Kind.FINISHED:
@@ -81,6 +98,8 @@ def ended(record: JobRecord, outcome: Outcome, me: str, spans: Spans, now_s: flo
         case Kind.NOT_RESUMABLE:
             return jobs.fail(record, me, attempt, JobError(Code.ABORTED, "NOT_RESUMABLE", outcome.message), now_s)
         case Kind.HANDED_BACK | Kind.STOPPED:
-            return jobs.hand_back(record, me, attempt)
+            return jobs.hand_back(record, me, attempt, kept)
+        case Kind.PREEMPTED:
+            return jobs.give_way(record, me, attempt, now_s, kept)
         case Kind.ENGINE_LOST | Kind.LOST:
-            return jobs.requeue(record, me, attempt)
+            return jobs.requeue(record, me, attempt, kept)

@@ -1,6 +1,10 @@
 """The doors that follow one run, and how far each of them has been sent.
 
 A job that nobody follows has none, and then no chunk of it is made.
+
+A door may have more tokens of an earlier attempt than this run went on from, because it was not heard in time or does
+not hold all of them. It is sent those tokens again as this run computes them, in pieces that end where its own end: the
+door compares, and goes on behind them or ends its stream. It is never sent what follows alone.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from laneway.workers.transcript import CHUNK_TOKENS_MAX, Transcript
 class _Place:
     next_index: int  # first token not sent yet
     heard_s: float  # when the door last named the job; monotonic
+    theirs: int = 0  # tokens before it the door has from an earlier attempt: no piece goes across it
 
 
 class Outlets:
@@ -24,6 +29,7 @@ class Outlets:
         self._emitter = emitter
         self._job_id = job_id
         self._places: dict[str, _Place] = {}
+        self._start_index: int | None = None  # of this attempt; None: it is the first, or has not begun
         self.heard_s = now_s  # when any door last named the job; at first when the run began
 
     def __len__(self) -> int:
@@ -32,10 +38,28 @@ class Outlets:
     def __contains__(self, door: str) -> bool:
         return door in self._places
 
-    def open(self, door: str, next_index: int, now_s: float) -> None:
-        """The door follows from `next_index`; again to be sent once more what it lacks."""
-        self._places[door] = _Place(next_index, now_s)
+    def begin(self, start_index: int) -> None:
+        """The run goes on after an earlier attempt: tokens from here on are its own."""
+        self._start_index = start_index
+        for place in self._places.values():
+            if place.next_index > start_index:
+                place.theirs, place.next_index = place.next_index, start_index
+
+    def open(self, door: str, next_index: int, now_s: float, *, agreed: bool = False) -> None:
+        """The door follows from `next_index`; again to be sent once more what it lacks.
+
+        `agreed`: what it has is known to be what this run has.
+        """
         self.heard_s = now_s
+        old = self._places.get(door)
+        if self._start_index is None or agreed or next_index <= self._start_index:
+            self._places[door] = _Place(next_index, now_s)
+        elif old is None:
+            self._places[door] = _Place(self._start_index, now_s, theirs=next_index)
+        elif old.next_index < old.theirs:  # it still compares
+            old.heard_s = now_s
+        else:  # what it has beyond our start is from us
+            self._places[door] = _Place(next_index, now_s)
 
     def heard(self, door: str, now_s: float) -> None:
         """The door, which follows, still does."""
@@ -63,6 +87,8 @@ class Outlets:
             start = place.next_index
             while start < ready:
                 stop = min(ready, start + CHUNK_TOKENS_MAX)
+                if start < place.theirs:
+                    stop = min(stop, place.theirs)
                 if start != made_from or stop != made_to:  # doors are usually equally far: one chunk serves all
                     made_from, made_to, response = start, stop, transcript.response(start, stop)
                 self._emitter.add(door, self._job_id, attempt, start, stop - start, response)

@@ -6,6 +6,9 @@ more than the engine can start, so whatever it cannot take stays in the lane for
 
 While a slot is free that lower lanes must leave to priority anyway, one pull of one priority job is held open at the
 server: such a job needs no bell and no further round trip. All other pulls never wait.
+
+Where there is no room for priority, and lower work could yield, a worker leaves the job to others for a moment; then it
+pulls one, and lets one run yield to it. The run's place is the job's: while it is staged nothing else starts.
 """
 
 from __future__ import annotations
@@ -13,68 +16,51 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from laneway.core.clock import Clock
-from laneway.core.job import LaneJob
+from laneway.core.job import QueuedJob, tokens_of
 from laneway.core.lanes import LANES, Lane
-from laneway.policy.pull import LaneView, PullParams, Room, Start, Turns, next_step, started
+from laneway.policy.pull import (
+    LaneView,
+    MakeRoom,
+    PullParams,
+    Room,
+    Start,
+    Turns,
+    floor_is_due,
+    next_step,
+    short_of_room,
+    started,
+)
 from laneway.runtime.bus import BusError
 from laneway.runtime.puller import Delivery, LanePuller
 from laneway.runtime.wire.records import UnreadableMessage
 from laneway.workers.ackwait import AckWait
 from laneway.workers.claims import Nak
 from laneway.workers.deliveries import answer
+from laneway.workers.floor import Floor, Holder, NoRelief, Relief
 from laneway.workers.ledger import Seats
 
 # A bell may be ahead of its message: about one pull in 800 made at once after it finds nothing (measured on nats-server
 # 2.15.1). So a rung lane that looks empty is looked at again, without waiting for it: others may have taken the job.
 LOOK_AGAIN_S = (0.002, 0.015)
+RELIEF_GRAIN_S = 0.001  # nobody is kept waiting for less
 HELD_PULL_S = 1.0  # how long the server holds a priority pull; a pause or drain takes effect within this
 
 _log = structlog.get_logger(__name__)
 
 
-class Holder(Protocol):
-    """Whoever holds a delivery of a job; a newer delivery of the same message replaces it."""
-
-    delivery: Delivery
-
-
-class Floor(Protocol):
-    """Where deliveries go. Calls return at once."""
-
-    def may_start(self) -> bool:
-        """Whether jobs may start now: the engine runs, and nothing runs alone."""
-        ...
-
-    def lower_prefills(self) -> int:
-        """Lower-lane jobs without their first token."""
-        ...
-
-    def running(self, job_id: str) -> Holder | None:
-        """What runs the job here, if anything does."""
-        ...
-
-    def launch(self, delivery: Delivery, job: LaneJob) -> None:
-        """Starts a job, for which there is room."""
-        ...
-
-    def dispose_expired(self, delivery: Delivery, job: LaneJob) -> None: ...
-
-    def dispose_too_large(self, delivery: Delivery, job: LaneJob) -> None: ...
-
-    def dispose_unreadable(self, delivery: Delivery, lane: Lane, why: str) -> None: ...
-
-
 @dataclass(slots=True)
 class Staged:
     delivery: Delivery
-    job: LaneJob
+    job: QueuedJob
     tokens: int
     ack_wait: AckWait
+    since_s: float  # monotonic: when it was first heard of, as far as is known
+    relieved: bool = False  # a run yields to it
 
 
 class PullLoop:
@@ -92,6 +78,7 @@ class PullLoop:
         fallback_s: float,
         paused: Callable[[], frozenset[Lane]],
         engine_steps: Callable[[], int],
+        relief: Relief | None = None,
     ) -> None:
         self._pullers = pullers
         self._seats = seats
@@ -102,7 +89,12 @@ class PullLoop:
         self._fallback_s = fallback_s
         self._paused = paused
         self._engine_steps = engine_steps
+        self._relief = relief or NoRelief()
         self._hints = dict.fromkeys(LANES, True)
+        self._wanted_s = clock.monotonic()  # since when priority may have work here
+        self._asked_s = self._wanted_s  # the same of the job that the last pull asked for
+        self._relief_from_s = 0.0  # monotonic; before that nobody yields
+        self._look_in_s = fallback_s
         self._looks = dict.fromkeys(LANES, 0)  # how often a rung lane may still be looked at again
         self._trouble = dict.fromkeys(LANES, "")
         self._staged: dict[Lane, Staged] = {}
@@ -122,12 +114,18 @@ class PullLoop:
         self._look(lane)
 
     def _look(self, lane: Lane) -> None:
-        self._hints[lane] = True
+        self._hint(lane)
         self._wake.set()
 
     def ring_all(self) -> None:
-        self._hints = dict.fromkeys(LANES, True)
+        self._hint(*LANES)
         self._wake.set()
+
+    def _hint(self, *lanes: Lane) -> None:
+        for lane in lanes:
+            if lane is Lane.PRIORITY and not self._hints[lane]:
+                self._wanted_s = self._clock.monotonic()
+            self._hints[lane] = True
 
     def room_changed(self) -> None:
         """Room was freed, or a lane was paused or resumed."""
@@ -167,13 +165,13 @@ class PullLoop:
             await self._round()
             self._hold()
             try:
-                async with asyncio.timeout(self._fallback_s):
+                async with asyncio.timeout(self._look_in_s):
                     await self._wake.wait()
             except TimeoutError:
                 pass
             if self._clock.monotonic() - looked_s >= self._fallback_s:  # bells may be lost, and delays make no sound
                 looked_s = self._clock.monotonic()
-                self._hints = dict.fromkeys(LANES, True)
+                self._hint(*LANES)
 
     # --- the loop's step -----------------------------------------------------------------------------
 
@@ -197,7 +195,7 @@ class PullLoop:
         contract, now_s = job.record.contract, self._clock.now()
         if self._holder(job.record.job_id) is not None or not contract.not_before_s <= now_s < contract.deadline_s:
             return False
-        tokens = _tokens(job)
+        tokens = tokens_of(job)
         if not (self._seats.can_ever_fit(tokens) and self._seats.fits(tokens)):
             return False
         self._hints[Lane.PRIORITY] = delivery.pending > 0
@@ -216,15 +214,19 @@ class PullLoop:
             self._hold_from_s = self._clock.monotonic() + self._fallback_s
         if deliveries:
             self._hints[Lane.PRIORITY] = deliveries[-1].pending > 0
+        self._asked_s = self._clock.monotonic()
         if deliveries and not self._seats.slots_free:  # a due floor took the slot: another worker may have one
             await answer(deliveries[0], Nak(0.0, "no_room"))
+            self._hint(Lane.PRIORITY)
         else:
             await self._place_all(deliveries, Lane.PRIORITY, self._views())
         self._held_ended.set()
 
     async def _round(self) -> None:
+        self._look_in_s = self._fallback_s
         while self._may_pull():
-            views, room = self._views(), self._room()
+            views = self._views()
+            room = self._room(views)
             step = next_step(views, room, self._turns, self._params)
             self._held_back = room.lower_prefills >= self._params.lower_prefills_max
             if step is None:
@@ -233,10 +235,42 @@ class PullLoop:
                 staged = self._staged.pop(step.lane)
                 if not await self._is_duplicate(staged.delivery, staged.job.record.job_id, step.lane):
                     self._launch(staged.delivery, staged.job, views)
+            elif isinstance(step, MakeRoom):
+                await self._make_room()
             else:
                 await self._pull(step.lane, step.batch, views)
 
+    async def _make_room(self) -> None:
+        """One run for one priority job. Where none would do, the job is not kept from other workers."""
+        staged = self._staged[Lane.PRIORITY]
+        if self._relief.make_room(self._seats.need(staged.tokens)):
+            staged.relieved = True
+            return
+        self._relief_from_s = self._clock.monotonic() + self._fallback_s
+        if not self._seats.slots_free:
+            await self._give_back(Lane.PRIORITY, "no_room")
+            self._hint(Lane.PRIORITY)
+
+    def _yields(self, views: list[LaneView], room: Room) -> bool:
+        """Whether a run may yield to priority now; when not yet, the loop looks again in time."""
+        staged = self._staged.get(Lane.PRIORITY)
+        if not short_of_room(views, room) or (staged is not None and staged.relieved):
+            return False
+        wait_s = self._relief.wait_s(staged=staged is not None)
+        if wait_s is None:
+            return False
+        since_s = staged.since_s if staged is not None else self._wanted_s
+        left_s = max(since_s + wait_s, self._relief_from_s) - self._clock.monotonic()
+        if left_s < RELIEF_GRAIN_S:
+            return True
+        self._look_in_s = min(self._look_in_s, left_s)
+        return False
+
     async def _pull(self, lane: Lane, batch: int, views: list[LaneView]) -> None:
+        if lane is Lane.PRIORITY:
+            self._asked_s = self._wanted_s
+            if not self._seats.slots_free:  # the message was there long ago, or is another's by now
+                self._looks[lane] = 0
         self._hints[lane] = False  # before the pull: a bell during it counts
         puller = self._pullers[lane]
         deliveries = await puller.pull(batch)
@@ -282,8 +316,8 @@ class PullLoop:
         else:
             await self._take(delivery, job, lane, views)
 
-    async def _take(self, delivery: Delivery, job: LaneJob, lane: Lane, views: list[LaneView]) -> None:
-        tokens = _tokens(job)
+    async def _take(self, delivery: Delivery, job: QueuedJob, lane: Lane, views: list[LaneView]) -> None:
+        tokens = tokens_of(job)
         if not self._seats.can_ever_fit(tokens):
             self._floor.dispose_too_large(delivery, job)
         elif self._seats.fits(tokens):
@@ -291,13 +325,15 @@ class PullLoop:
         elif lane not in self._staged:
             now_s = self._clock.monotonic()
             wait = AckWait.begin(self._ack_wait_s[lane], now_s, self._engine_steps())
-            self._staged[lane] = Staged(delivery, job, tokens, wait)
+            self._staged[lane] = Staged(delivery, job, tokens, wait, self._asked_s)
         else:
             await answer(delivery, Nak(0.0, "no_room"))
 
-    def _launch(self, delivery: Delivery, job: LaneJob, views: list[LaneView]) -> None:
-        self._turns = started(self._turns, job.record.contract.lane, 1, views)
-        self._floor.launch(delivery, job)
+    def _launch(self, delivery: Delivery, job: QueuedJob, views: list[LaneView]) -> None:
+        lane = job.record.contract.lane
+        kept = lane is not Lane.PRIORITY and floor_is_due(views, self._turns, self._params)
+        self._turns = started(self._turns, lane, 1, views)
+        self._floor.launch(delivery, job, kept=kept)
 
     async def _is_duplicate(self, delivery: Delivery, job_id: str, lane: Lane) -> bool:
         """Whether the job is held here already, by a run or staged.
@@ -334,9 +370,10 @@ class PullLoop:
             for lane in LANES
         ]
 
-    def _room(self) -> Room:
+    def _room(self, views: list[LaneView]) -> Room:
         seats = self._seats
-        return Room(seats.slots_free, seats.kv_tokens_free, seats.largest, self._floor.lower_prefills())
+        room = Room(seats.slots_free, seats.kv_tokens_free, seats.largest, self._floor.lower_prefills())
+        return replace(room, yields=True) if self._yields(views, room) else room
 
     # --- what is staged ------------------------------------------------------------------------------
 
@@ -365,8 +402,3 @@ class PullLoop:
         staged = self._staged.pop(lane, None)
         if staged is not None:
             await answer(staged.delivery, Nak(0.0, reason))
-
-
-def _tokens(job: LaneJob) -> int:
-    """Of prompt and answer together."""
-    return len(job.task.prompt_ids) + job.task.sampling.max_tokens

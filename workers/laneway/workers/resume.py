@@ -1,8 +1,13 @@
-"""How an attempt begins after an earlier one: from the prompt, from what was delivered, or not at all.
+"""How an attempt begins after an earlier one: from the prompt, from what was computed before, or not at all.
 
-An answer must never be a splice of two runs. Going on from the ids that a door delivered is sound where the sampling
-state is in the ids; running again from the prompt and keeping back what was delivered is sound where the engine gives
-the same answer every time. Where neither holds and a caller has seen output, the job ends.
+An answer must never be a splice of two runs. Going on from token ids is sound where the sampling state is in the ids;
+running again from the prompt and keeping back what was delivered is sound where the engine gives the same answer every
+time. Where neither holds and the caller has seen output, the job ends.
+
+Two know ids: doors, what they delivered, and checkpoints, what a worker computed. What the caller's own door delivered
+is the authority: a checkpoint that says anything else is left aside. Whoever else follows the job (a Watch) may add to
+what is known, but neither decides nor ends anything: where a stream has tokens that this run computes anew, its door
+compares them (see Outlets).
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from laneway.core.checkpoints import UNKNOWN, Prefix
 from laneway.core.job import GenerateTask, resumable
 
 
@@ -20,15 +26,24 @@ class Offer(Struct, frozen=True):
     next_index: int
     ids: tuple[int, ...]  # ids 0 .. next_index, or fewer where the door does not hold them all
 
+    @property
+    def whole(self) -> bool:
+        return len(self.ids) == self.next_index
+
+
+NOTHING = Offer(0, ())
+NO_PREFIX = Prefix()
+
 
 class Continue(Struct, frozen=True):
-    """Prefill prompt and `ids`, and generate what follows; with no ids, start from the prompt."""
+    """Prefill the prompt and a prefix, and generate what follows; with an empty one, start from the prompt."""
 
-    ids: tuple[int, ...] = ()
+    prefix: Prefix = NO_PREFIX
+    kept: int = 0  # of its tokens, those that checkpoints hold
 
     @property
     def start_index(self) -> int:
-        return len(self.ids)
+        return len(self.prefix)
 
 
 class Rerun(Struct, frozen=True):
@@ -44,13 +59,39 @@ class Unsound(Struct, frozen=True):
     start_index: int
 
 
-def plan_resume(task: GenerateTask, offers: Iterable[Offer], *, exact: bool) -> Continue | Rerun | Unsound:
-    """`exact`: the engine gives the same greedy answer alone, batched and again."""
-    longest = max(offers, key=lambda offer: (offer.next_index, len(offer.ids)), default=None)
-    if longest is None or longest.next_index == 0:
+Plan = Continue | Rerun | Unsound
+
+
+def plan_resume(
+    task: GenerateTask,
+    delivered: Offer = NOTHING,
+    others: Iterable[Offer] = (),
+    checkpoint: Prefix = NO_PREFIX,
+    *,
+    exact: bool,
+) -> Plan:
+    """`delivered`: by the door of the caller who waits for the job, if any; `others`: by doors whose callers watch it.
+    `exact`: the engine gives the same greedy answer alone, batched and again.
+    """
+    if resumable(task) and delivered.whole:
+        plan = _joined(delivered.ids, checkpoint)
+        for other in others:
+            if other.whole and other.ids[: plan.start_index] == plan.prefix.ids:
+                plan = _joined(other.ids, checkpoint)
+        return plan
+    if not delivered.next_index:
         return Continue()
-    if resumable(task) and len(longest.ids) == longest.next_index:
-        return Continue(longest.ids)
     if exact and task.sampling.greedy and task.sampling.n == 1:
-        return Rerun(longest.next_index, longest.ids)
-    return Unsound(longest.next_index)
+        return Rerun(delivered.next_index, delivered.ids)
+    return Unsound(delivered.next_index)
+
+
+def _joined(ids: tuple[int, ...], checkpoint: Prefix) -> Continue:
+    """The longer of the two, where they agree; otherwise what was delivered."""
+    both = min(len(ids), len(checkpoint))
+    if checkpoint.ids[:both] != ids[:both]:
+        return Continue(Prefix(ids))
+    if len(checkpoint) >= len(ids):
+        return Continue(checkpoint, len(checkpoint))
+    logprobs = checkpoint.logprobs + (UNKNOWN,) * (len(ids) - len(checkpoint)) if checkpoint.logprobs else ()
+    return Continue(Prefix(ids, logprobs), len(checkpoint))

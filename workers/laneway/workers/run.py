@@ -13,28 +13,26 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from laneway.core import job as jobs
-from laneway.core.job import JobRecord, LaneJob, Result, Usage
-from laneway.core.lanes import FinishReason, OnDisconnect
+from laneway.core.job import JobRecord, LaneJob
+from laneway.core.lanes import OnDisconnect
 from laneway.runtime.bus import BusError
 from laneway.runtime.puller import Delivery
 from laneway.runtime.records import StoredRecord
-from laneway.workers import metrics
 from laneway.workers.ackwait import AckWait
 from laneway.workers.bench import Bench
+from laneway.workers.checkpointing import Tail, kept_while_running, worth_keeping
 from laneway.workers.claims import Ack, Answer, Nak
 from laneway.workers.deliveries import answer, delivered_of, word_of
-from laneway.workers.engine_requests import request_of
 from laneway.workers.engines.protocol import SequenceStep
+from laneway.workers.generation import Generation
 from laneway.workers.joining import Joiner
 from laneway.workers.ledger import Seat
 from laneway.workers.messages import Attachment
-from laneway.workers.outcomes import Kind, Outcome, Spans, ended
+from laneway.workers.outcomes import Kind, Outcome, ended
 from laneway.workers.outlets import Outlets
-from laneway.workers.resume import Continue, Offer, Rerun, Unsound, plan_resume
-from laneway.workers.sequences import EngineDown, LiveSequence
-from laneway.workers.transcript import Transcript
+from laneway.workers.resume import Continue, Offer, Rerun, Unsound
+from laneway.workers.takeover import Takeover
 
-ATTACH_WAIT_S = 0.2  # a taker waits so long for doors to say what they delivered
 DOOR_SILENCE_S = 3.0  # a door not heard of for so long is dead: three beats
 
 _log = structlog.get_logger(__name__)
@@ -43,7 +41,8 @@ _log = structlog.get_logger(__name__)
 class JobRun:
     """See the module."""
 
-    def __init__(self, bench: Bench, job: LaneJob, delivery: Delivery, seat: Seat) -> None:
+    def __init__(self, bench: Bench, job: LaneJob, delivery: Delivery, seat: Seat, *, kept: bool = False) -> None:
+        """`kept`: it does not yield to priority."""
         now_s = bench.clock.monotonic()
         self._bench = bench
         self.job = job
@@ -52,18 +51,16 @@ class JobRun:
         self.delivery = delivery
         self._delivered = delivered_of(delivery, job, bench.ack_wait_s[self.lane])
         self.seat = seat
+        self.kept = kept
         self.ack_wait = AckWait.begin(bench.ack_wait_s[self.lane], now_s, bench.sequences.stats().steps)
         self.outcome: Outcome | None = None
         self.attempt = 0  # 0: not claimed yet
         self._owned: StoredRecord | None = None
-        self._began_s = now_s
-        self._spans = Spans()
-        self._transcript = Transcript(bench.token_bytes, job.task)
-        self._replayed = 0  # tokens taken over from an earlier attempt
-        self._expected: tuple[int, ...] = ()  # of a rerun: what an earlier attempt delivered
+        self.began_s = now_s
+        self._generation = Generation(bench, job, self)
         self._outlets = Outlets(bench.emitter, self.job_id, now_s)
-        self._offers: dict[str, Offer] = {}
-        self._sequence: LiveSequence | None = None
+        self._takeover = Takeover(job, bench.checkpointing.store, lambda: self.outcome is not None, bench.pool.name)
+        self._tail: Tail | None = None  # from when it may emit, where others could go on from its tokens
         self._joiner = Joiner()
         self._open = False  # output may leave
         self._doubts = 0  # times since the last look at the record at which others may have taken the job over
@@ -72,7 +69,17 @@ class JobRun:
     @property
     def prefilling(self) -> bool:
         """Whether it is on its way to a first token."""
-        return self.outcome is None and not self._spans.first_s
+        return self.outcome is None and not self._generation.spans.first_s
+
+    @property
+    def generated(self) -> int:
+        """Tokens of its answer so far, those of earlier attempts among them."""
+        return len(self._generation.transcript)
+
+    @property
+    def preemptions(self) -> int:
+        """How often the job yielded to priority before."""
+        return (self._owned.record if self._owned is not None else self.job.record).preemptions
 
     def begin(self) -> None:
         """Before the task has its first turn: the engine need not wait for the claim of a first delivery."""
@@ -97,9 +104,8 @@ class JobRun:
         except Exception as error:  # noqa: BLE001 - one job's fault must not end the others
             _log.error("run_failed", job_id=self.job_id, error=repr(error), exc_info=error)
             word = await self._give_up("fault", jobs.requeue)
-        if self._sequence is not None:
-            self._bench.sequences.abort(self._sequence)
-            await self._sequence.gone()
+        self._generation.abort()
+        await self._generation.gone()
         return word
 
     async def _live(self, alone: Callable[[], Awaitable[bool]]) -> str:
@@ -126,56 +132,31 @@ class JobRun:
             return found
         self._owned = found
         self.attempt = found.record.attempt
-        if self.attempt == 1 and self._sequence is None:
+        if self.attempt == 1 and not self._generation.submitted:
             self._submit(Continue())
         return None
 
     async def _go_on(self) -> None:
-        """Begins after an earlier attempt: from what was delivered, where that is sound."""
-        if self._sequence is not None:  # submitted before we knew of the earlier attempt
-            await self._bench.sequences.discard(self._sequence)
-            self._sequence, self._spans = None, Spans()
-            self._transcript = Transcript(self._bench.token_bytes, self.job.task)
+        """Begins after an earlier attempt: from what it computed, where that is known and sound."""
+        assert self._owned is not None
+        if self._generation.submitted:  # before we knew of the earlier attempt
+            await self._generation.discard()
             if self.outcome is not None and self.outcome.kind in (Kind.FINISHED, Kind.ENGINE_FAILED):
                 self.outcome = None  # that of the sequence we discarded
-        await self._hear_offers()
-        plan = plan_resume(self.job.task, self._offers.values(), exact=self._bench.exact)
+        plan = await self._takeover.plan(self._owned.record, exact=self._bench.exact)
+        if self.outcome is not None:
+            return
         if isinstance(plan, Unsound):
             message = f"interrupted after {plan.start_index} tokens, and this request cannot be resumed"
             self._end(Outcome(Kind.NOT_RESUMABLE, message=message))
             return
-        if isinstance(plan, Rerun):
-            self._expected = plan.expected
-        if not self._replay(plan):
-            self._submit(plan)
-        if plan.start_index and not await self._write_start(plan.start_index):
-            return
-        self._open_output()
-
-    async def _hear_offers(self) -> None:
-        """Waits until the caller's door has attached, but not long; not at all where nobody is attached."""
-        record = self.job.record
-        if not record.attached:
-            return
-        try:
-            async with asyncio.timeout(ATTACH_WAIT_S):
-                while record.door not in self._offers and self.outcome is None:
-                    self._wake.clear()
-                    await self._wake.wait()
-        except TimeoutError:
-            _log.info("door_not_attached", job_id=self.job_id, attempt=self.attempt)
-
-    def _replay(self, plan: Continue | Rerun) -> bool:
-        """Takes over what was delivered; True when that was the whole answer already."""
-        if isinstance(plan, Rerun) or not plan.ids:
-            return False
-        self._transcript.replay(plan.ids)
-        self._replayed = len(self._transcript)
-        if self._transcript.stopped:
-            self._finish(FinishReason.STOP_STRING)
-        elif len(plan.ids) >= self.job.task.sampling.max_tokens:
-            self._finish(FinishReason.LENGTH)
-        return self.outcome is not None
+        outcome = self._generation.take_over(plan)
+        if outcome is not None:
+            self._end(outcome)
+        self._submit(plan)
+        if await self._write_start(plan.start_index):
+            self._outlets.begin(plan.start_index)
+            self._open_output(plan.kept if isinstance(plan, Continue) else 0)
 
     async def _write_start(self, start_index: int) -> bool:
         """Writes from which index this attempt goes on; False when the job is not ours any more."""
@@ -225,10 +206,14 @@ class JobRun:
             found = await bench.endings.read(self._owned.record)
             if found is not None and found.record.state.terminal:
                 return await self._ended(found)
-        result = self._result(outcome.finish) if outcome.finish is not None else None
+        spans = self._generation.spans
+        result = self._generation.result(outcome.finish) if outcome.finish is not None else None
+        kept = None
+        if outcome.kind.gives_back and self._tail is not None:  # before anybody can go on with it
+            kept = await bench.checkpointing.keep(self._tail)
         stored = await bench.endings.write(
             self._owned,
-            lambda record: ended(record, outcome, bench.worker_id, self._spans, bench.clock.now(), result),
+            lambda record: ended(record, outcome, bench.worker_id, spans, bench.clock.now(), result, kept),
         )
         if stored is None:
             _log.warning("ownership_lost", job_id=self.job_id, attempt=self.attempt)
@@ -237,20 +222,25 @@ class JobRun:
             return await self._ended(stored)
         await bench.endings.announce(stored.record)
         delay_s = bench.retries.backoff_s(stored.record) if outcome.kind is Kind.ENGINE_LOST else 0.0
-        await answer(self.delivery, Nak(delay_s, outcome.kind.value))
+        parked = outcome.kind is Kind.PREEMPTED and await bench.reparking.park(stored, self.job.task, self.delivery)
+        await answer(self.delivery, Ack() if parked else Nak(delay_s, outcome.kind.value))
         return outcome.kind.value
 
     async def _ended(self, stored: StoredRecord) -> str:
         """The record is terminal: tells it and lets the lane message go."""
         await self._bench.endings.announce(stored.record, with_record=len(self._outlets) > 0)
-        await answer(self.delivery, Ack())
-        self._measure(stored)
+        await answer(self.delivery, await self._bench.dead_letters.before(Ack(stored), self.delivery))
+        if stored.record.checkpoint_index or (self._tail is not None and self._tail.touched):
+            self._bench.checkpointing.forget(stored.record)
+        if stored.record.result is not None:
+            self._generation.measure(self.began_s)
         return stored.record.state.value
 
     async def _dismiss(self, what: Answer) -> str:
         """The job is not ours to run."""
         if isinstance(what, Ack) and what.stored is not None:
             await self._bench.endings.announce(what.stored.record, with_record=True)
+        what = await self._bench.dead_letters.before(what, self.delivery)
         await answer(self.delivery, what)
         return word_of(what)
 
@@ -269,22 +259,11 @@ class JobRun:
     def on_step(self, step: SequenceStep, now_s: float) -> None:
         if self.outcome is not None:
             return
-        if step.token_ids:
-            spans = self._spans
-            if not spans.first_s:
-                spans.first_s, spans.first_wall_s = now_s, self._bench.clock.now()
-            spans.last_s = now_s
-            self._transcript.take(step)
-            if self._expected and not self._as_expected():
-                return
-        if self._transcript.stopped:
-            self._finish(FinishReason.STOP_STRING)
-        elif step.finish is FinishReason.ERROR:
-            self._end(Outcome(Kind.ENGINE_FAILED, message=step.message or "the engine failed on this request"))
-        elif step.finish is FinishReason.CANCELLED:
-            self._end(Outcome(Kind.ENGINE_LOST, message="the engine ended the sequence by itself"))
-        elif step.finish is not None:
-            self._finish(step.finish)
+        outcome = self._generation.take(step, now_s)
+        if outcome is not None:
+            self._end(outcome)
+        elif self._tail is not None and len(self._generation.transcript.ids) >= self._tail.due_at:
+            self._bench.checkpointing.due(self._tail)
         if not self._may_wait(now_s):
             self._send()
 
@@ -306,10 +285,12 @@ class JobRun:
         if door in self._outlets and not attachment.replay:
             self._outlets.heard(door, now_s)
             return
+        offer = Offer(attachment.next_index, attachment.delivered_ids)
         if not self._open:
-            self._offers[door] = Offer(attachment.next_index, attachment.delivered_ids)
-        self._outlets.open(door, attachment.next_index, now_s)
-        self._wake.set()
+            self._takeover.offer(door, offer)
+        ours = self._generation.transcript.ids[: offer.next_index]
+        agreed = offer.whole and len(ours) == offer.next_index and tuple(ours) == offer.ids
+        self._outlets.open(door, offer.next_index, now_s, agreed=self._open and agreed)
         self._send()
 
     def check_doors(self, now_s: float, heard_s: Callable[[str], float]) -> None:
@@ -335,6 +316,14 @@ class JobRun:
     def hand_back(self) -> None:
         self._end(Outcome(Kind.HANDED_BACK))
 
+    def preempt(self) -> None:
+        """It yields to priority work, unless it has ended."""
+        self._end(Outcome(Kind.PREEMPTED))
+
+    async def rid(self) -> None:
+        """Returns when the engine is rid of a run that has its outcome."""
+        await self._generation.gone()
+
     def confirm_ownership(self) -> None:
         self._doubts += 1
         self._wake.set()
@@ -342,63 +331,41 @@ class JobRun:
     # --- output --------------------------------------------------------------------------------------
 
     def _submit(self, plan: Continue | Rerun) -> None:
-        done = plan.ids if isinstance(plan, Continue) else ()
-        self._spans.submitted_s = self._bench.clock.monotonic()
-        try:
-            self._sequence = self._bench.sequences.submit(
-                self, lambda request_id: request_of(request_id, self.job.task, self.lane, done)
-            )
-        except EngineDown:
-            self._end(Outcome(Kind.ENGINE_LOST, message="the engine is down"))
+        if self.outcome is not None:  # nothing more is asked of the engine
+            return
+        outcome = self._generation.submit(plan)
+        if outcome is not None:
+            self._end(outcome)
 
-    def _open_output(self) -> None:
+    def _open_output(self, checkpointed: int = 0) -> None:
+        """`checkpointed`: tokens of what it goes on from that checkpoints hold."""
         self._open = True
         self._send()
         self._bench.emitter.flush()
+        assert self._owned is not None
+        record, task, checkpointing = self._owned.record, self.job.task, self._bench.checkpointing
+        if worth_keeping(task):
+            self._tail = Tail(record, self._generation.transcript, self._ours, known=checkpointed)
+            if self.outcome is None and kept_while_running(record, task):
+                checkpointing.follow(self._tail)
+
+    def _ours(self) -> bool:
+        """Whether nobody else can have taken the job over."""
+        return self.outcome is None and not self._doubts and self._bench.emitter.may_emit
 
     def _send(self) -> None:
         if self._doubts or not (self._open and self._outlets and self._bench.emitter.may_emit):
             return
         if self.outcome is None or self.outcome.kind is Kind.FINISHED:
-            self._outlets.send(self._transcript, self.attempt)
-
-    def _as_expected(self) -> bool:
-        """Whether a rerun gives what was delivered before; ends it when it does not."""
-        made = self._transcript.ids[: len(self._expected)]
-        if tuple(made) == self._expected[: len(made)]:
-            return True
-        message = "interrupted, and the answer could not be computed again as it was delivered"
-        self._end(Outcome(Kind.NOT_RESUMABLE, message=message))
-        return False
-
-    def _finish(self, reason: FinishReason) -> None:
-        self._transcript.finish()
-        if self._transcript.stopped:
-            reason = FinishReason.STOP_STRING
-        self._end(Outcome(Kind.FINISHED, reason))
+            self._outlets.send(self._generation.transcript, self.attempt)
 
     def _end(self, outcome: Outcome) -> None:
         """The first outcome stands. The engine is told at once."""
         if self.outcome is not None:
             return
         self.outcome = outcome
-        if self._sequence is not None:
-            self._bench.sequences.abort(self._sequence)
+        self._generation.abort()
+        if self._tail is not None:
+            self._bench.checkpointing.leave(self._tail)
+        self._takeover.heard()
         self._wake.set()
-
-    def _result(self, reason: FinishReason) -> Result:
-        prompt, made = len(self.job.task.prompt_ids), len(self._transcript)
-        usage = Usage(prompt, self._transcript.cached_tokens, made, self._bench.pool.cost(prompt, made))
-        return self._transcript.result(reason, usage)
-
-    def _measure(self, stored: StoredRecord) -> None:
-        if stored.record.result is None:
-            return
-        bench, spans, transcript = self._bench, self._spans, self._transcript
-        made = len(transcript) - self._replayed
-        uncached = len(self.job.task.prompt_ids) + self._replayed - transcript.cached_tokens
-        bench.rates.prefilled(uncached, spans.prefill_s)
-        bench.rates.decoded(made - 1, spans.decode_s)
-        bench.rates.finished(made, bench.clock.monotonic() - self._began_s)
-        metrics.TOKENS.labels(bench.pool.name, self.lane.value).inc(made)
-        metrics.PREFILL.labels(bench.pool.name, self.lane.value).observe(spans.prefill_s)

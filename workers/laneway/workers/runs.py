@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
-from laneway.core.job import LaneJob
+from laneway.core.errors import ObjectLost
+from laneway.core.job import LaneJob, QueuedJob, tokens_of
 from laneway.core.lanes import LANES, Lane
 from laneway.runtime.puller import Delivery
+from laneway.runtime.references import References
 from laneway.workers import metrics
+from laneway.workers.ackwait import AckWait
 from laneway.workers.bench import Bench
-from laneway.workers.deliveries import delivered_of, unreadable_of
+from laneway.workers.claims import Nak
+from laneway.workers.deliveries import answer, delivered_of, unreadable_of
 from laneway.workers.disposal import Disposal
+from laneway.workers.fetching import RETRY_S, Fetch
 from laneway.workers.ledger import Seats
 from laneway.workers.run import JobRun
 from laneway.workers.suspects import Suspects
@@ -26,24 +31,36 @@ class Runs:
     """Where the pull loop puts deliveries (its Floor)."""
 
     def __init__(
-        self, bench: Bench, seats: Seats, disposal: Disposal, spawn: Spawn, on_change: Callable[[], None]
+        self,
+        bench: Bench,
+        seats: Seats,
+        disposal: Disposal,
+        references: References,
+        spawn: Spawn,
+        on_change: Callable[[], None],
     ) -> None:
         self._bench = bench
+        self._references = references
         self._seats = seats
         self._disposal = disposal
         self._spawn = spawn
         self._on_change = on_change  # room was freed, or a lane may do more
         self._live: dict[str, JobRun] = {}
+        self._fetches: dict[str, Fetch] = {}  # what is to become a run once its task is here
         self._suspects = Suspects(lambda run: sum(other is not run for other in self._live.values()))
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self._live) + len(self._fetches)
 
     def __iter__(self) -> Iterator[JobRun]:
         return iter(tuple(self._live.values()))
 
-    def running(self, job_id: str) -> JobRun | None:
-        return self._live.get(job_id)
+    def running(self, job_id: str) -> JobRun | Fetch | None:
+        return self._live.get(job_id) or self._fetches.get(job_id)
+
+    def holders(self) -> list[JobRun | Fetch]:
+        """All that hold a delivery."""
+        return [*self._live.values(), *self._fetches.values()]
 
     def by_lane(self) -> Mapping[Lane, int]:
         runs = tuple(self._live.values())
@@ -53,16 +70,60 @@ class Runs:
         return self._bench.sequences.ready and not self._suspects.any
 
     def lower_prefills(self) -> int:
-        return sum(run.prefilling for run in self._live.values() if run.lane is not Lane.PRIORITY)
+        prefilling = sum(run.prefilling for run in self._live.values() if run.lane is not Lane.PRIORITY)
+        return prefilling + sum(fetch.lane is not Lane.PRIORITY for fetch in self._fetches.values())
 
-    def launch(self, delivery: Delivery, job: LaneJob) -> None:
-        assert job.record.job_id not in self._live, "a job runs once"
-        tokens = len(job.task.prompt_ids) + job.task.sampling.max_tokens
-        seat = self._seats.take(job.record.contract.lane, tokens)
-        run = JobRun(self._bench, job, delivery, seat)
+    def launch(self, delivery: Delivery, job: QueuedJob, *, kept: bool = False) -> None:
+        assert self.running(job.record.job_id) is None, "a job runs once"
+        lane = job.record.contract.lane
+        seat = self._seats.take(lane, tokens_of(job))
+        if isinstance(job, LaneJob):
+            self._start(JobRun(self._bench, job, delivery, seat, kept=kept))
+            return
+        bench = self._bench
+        steps = bench.sequences.stats().steps
+        wait = AckWait.begin(bench.ack_wait_s[lane], bench.clock.monotonic(), steps)
+        fetch = self._fetches[job.record.job_id] = Fetch(job, delivery, seat, wait, kept=kept)
+        self._spawn(self._fetch(fetch))
+
+    def _start(self, run: JobRun) -> None:
         self._live[run.job_id] = run
         run.begin()
         self._spawn(self._run(run))
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        got: LaneJob | Nak | ObjectLost = Nak(RETRY_S, "task_not_fetched")
+        try:
+            got = await fetch.get(self._references)
+        finally:
+            del self._fetches[fetch.job_id]
+            if isinstance(got, LaneJob) and self.may_start():
+                self._start(JobRun(self._bench, got, fetch.delivery, fetch.seat, kept=fetch.kept))
+            else:
+                self._seats.give_back(fetch.seat)
+                self._on_change()
+        if isinstance(got, ObjectLost):
+            delivered = delivered_of(fetch.delivery, fetch.job, self._bench.ack_wait_s[fetch.lane])
+            self._count(fetch.lane, await self._disposal.task_lost(fetch.delivery, delivered, got.message))
+        elif fetch.job_id not in self._live:
+            nak = got if isinstance(got, Nak) else Nak(RETRY_S, "engine_not_ready")
+            await answer(fetch.delivery, nak)
+            self._count(fetch.lane, nak.reason)
+
+    def stop_fetches(self) -> None:
+        """This worker drains: what has not begun goes back at once."""
+        for fetch in self._fetches.values():
+            fetch.stop()
+
+    def preempt(self, run: JobRun) -> None:
+        """Lets a run yield its place, which is free once the engine is rid of it: before its job is put away."""
+        run.preempt()
+        self._spawn(self._free_seat(run))
+
+    async def _free_seat(self, run: JobRun) -> None:
+        await run.rid()
+        self._seats.give_back(run.seat)
+        self._on_change()
 
     async def _run(self, run: JobRun) -> None:
         try:
@@ -74,11 +135,11 @@ class Runs:
             self._suspects.run_left(run)
             self._on_change()
 
-    def dispose_expired(self, delivery: Delivery, job: LaneJob) -> None:
+    def dispose_expired(self, delivery: Delivery, job: QueuedJob) -> None:
         delivered = delivered_of(delivery, job, self._bench.ack_wait_s[job.record.contract.lane])
         self._dispose(job.record.contract.lane, self._disposal.expired(delivery, delivered))
 
-    def dispose_too_large(self, delivery: Delivery, job: LaneJob) -> None:
+    def dispose_too_large(self, delivery: Delivery, job: QueuedJob) -> None:
         delivered = delivered_of(delivery, job, self._bench.ack_wait_s[job.record.contract.lane])
         limit = min(self._seats.context_length, self._seats.kv_tokens)
         self._dispose(job.record.contract.lane, self._disposal.never_fits(delivery, delivered, job, limit))

@@ -15,6 +15,7 @@ from laneway.core.catalogue import Capabilities, Pool
 from laneway.core.clock import Clock
 from laneway.core.errors import ConfigError
 from laneway.core.ids import TOKEN_LENGTH_MAX
+from laneway.policy.preempt import PreemptParams
 from laneway.policy.pull import PullParams
 from laneway.runtime import metrics
 from laneway.runtime.bus import Bus
@@ -68,6 +69,8 @@ def options_of(settings: Settings, random: Random = SYSTEM_RANDOM) -> WorkerOpti
         worker_id=f"{worker_name[: TOKEN_LENGTH_MAX - 9]}-{random.randbytes(4).hex()}",
         pool=pool,
         pull=pull_params(settings.policy, settings.worker.slots or pool.slots),
+        preempt=preempt_params(settings.policy),
+        floor=settings.policy.lower_lane_floor,
         ack_wait_s=settings.nats.ack_wait_s,
         slots=settings.worker.slots,
         pull_fallback_s=settings.worker.pull_fallback_s,
@@ -88,6 +91,16 @@ def pull_params(policy: PolicySettings, slots: int) -> PullParams:
         deferrable_per_batch=max(1, round(policy.deferrable_weight / policy.batch_weight)),
         priority_reserved_slots=reserved,
         lower_prefills_max=policy.lower_lane_prefills_max,
+    )
+
+
+def preempt_params(policy: PolicySettings) -> PreemptParams:
+    return PreemptParams(
+        preemptions_max=policy.preemptions_max,
+        done_max=policy.preempt_done_max,
+        slack_s_min=policy.preempt_slack_s_min,
+        delay_s=policy.preempt_delay_s,
+        delay_elsewhere_s=policy.preempt_delay_elsewhere_s,
     )
 
 

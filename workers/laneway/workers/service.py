@@ -19,22 +19,31 @@ from msgspec import Struct
 
 from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
-from laneway.core.fleet import WorkerLease, WorkerState
+from laneway.core.fleet import Plan, WorkerLease, WorkerState
 from laneway.core.lanes import LANES, Lane
+from laneway.policy.lengths import LengthBook
+from laneway.policy.preempt import PreemptParams
 from laneway.policy.pull import PullParams
 from laneway.runtime.bells import Bell
 from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.checkpoints import CheckpointStore
 from laneway.runtime.clock import SYSTEM_RANDOM
+from laneway.runtime.dead_letters import DeadLetterStore
+from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseKeeper, LeaseWatcher
 from laneway.runtime.link import LinkWatch
 from laneway.runtime.nats_clock import NatsClock
+from laneway.runtime.objects import ObjectStore
 from laneway.runtime.plans import PlanView
 from laneway.runtime.puller import LanePuller
 from laneway.runtime.records import RecordStore
+from laneway.runtime.references import References
 from laneway.workers import metrics
 from laneway.workers.bench import Bench
+from laneway.workers.checkpointing import Checkpointing
 from laneway.workers.claims import Claims
 from laneway.workers.control import Control
+from laneway.workers.dead_letters import DeadLetters
 from laneway.workers.disposal import Disposal
 from laneway.workers.emitter import Emitter
 from laneway.workers.endings import Endings
@@ -43,10 +52,12 @@ from laneway.workers.engines.protocol import Engine
 from laneway.workers.ledger import Seats
 from laneway.workers.pulling import PullLoop
 from laneway.workers.rates import Rates
+from laneway.workers.reparking import Reparking
 from laneway.workers.retries import Retries
 from laneway.workers.runs import Runs
 from laneway.workers.sequences import Sequences
 from laneway.workers.step_watch import StepWatch
+from laneway.workers.yielding import Yielding
 
 HOUSEKEEPING_S = 0.25
 HAND_BACK_S = 5.0  # for handing back what did not finish while draining
@@ -63,6 +74,8 @@ class WorkerOptions(Struct, frozen=True):
     pool: Pool
     pull: PullParams
     ack_wait_s: Mapping[Lane, float]
+    preempt: PreemptParams = PreemptParams()
+    floor: float = 0.1  # share of the pool that its lower lanes always get
     slots: int = 0  # fewer than the engine has; 0: all
     pull_fallback_s: float = 0.25
     step_timeout_s: float = 30.0
@@ -88,6 +101,7 @@ class Worker:
         self._started_s = clock.now()
         region, me = options.region, options.worker_id
         self.rates = Rates(options.pool.prefill_tokens_per_s)
+        self._lengths = LengthBook()
         self.lease = LeaseKeeper(bus, region, self.snapshot, clock)
         self._watcher = LeaseWatcher(bus, region, clock)
         self._plans = PlanView(bus, region, clock, lambda plan: self._room_changed())
@@ -99,8 +113,12 @@ class Worker:
         records = RecordStore(bus, retention_s=options.retention_s, clock=clock, random=random)
         retries = Retries(clock, random)
         claims = Claims(records, me, clock, self._watcher.alive, retries)
-        endings = Endings(records, bus.emit, me, clock, bus.payload_bytes_max, random)
-        self._disposal = Disposal(claims, endings, clock)
+        objects = ObjectStore(bus, region, clock=clock, random=random)
+        self._references = References(objects, retention_s=options.retention_s)
+        endings = Endings(records, bus.emit, me, clock, bus.payload_bytes_max, random, self._references)
+        dead_letters = DeadLetters(DeadLetterStore(bus, region), clock)
+        self._disposal = Disposal(claims, endings, dead_letters, clock)
+        self.checkpointing = Checkpointing(CheckpointStore(bus), clock, options.pool.name)
         self._bench = Bench(
             worker_id=me,
             pool=options.pool,
@@ -110,10 +128,14 @@ class Worker:
             token_bytes=token_bytes,
             claims=claims,
             endings=endings,
+            checkpointing=self.checkpointing,
+            dead_letters=dead_letters,
             emitter=self.emitter,
             sequences=self.sequences,
             rates=self.rates,
             retries=retries,
+            lengths=self._lengths,
+            reparking=Reparking(LaneStore(bus, region), options.pool, self._fresh_plan, clock, options.floor),
         )
         self._tasks = asyncio.TaskGroup()
         self.seats: Seats | None = None
@@ -144,6 +166,7 @@ class Worker:
             background = [
                 self._spawn(self.engine.run()),
                 self._spawn(self.lease.run()),
+                self._spawn(self.checkpointing.run()),
             ]
             try:
                 if await self._engine_ready(stop):
@@ -168,7 +191,7 @@ class Worker:
         options = self._options
         capacity = await self.engine.ready()
         seats = self.seats = Seats(capacity, options.slots)
-        runs = self.runs = Runs(self._bench, seats, self._disposal, self._spawn, self._run_left)
+        runs = self.runs = Runs(self._bench, seats, self._disposal, self._references, self._spawn, self._run_left)
         async with contextlib.AsyncExitStack() as stack:
             pullers = {
                 lane: await stack.enter_async_context(LanePuller(self._bus, options.region, lane, options.pool.name))
@@ -184,6 +207,7 @@ class Worker:
                 fallback_s=options.pull_fallback_s,
                 paused=self._paused,
                 engine_steps=self._engine_steps,
+                relief=self._yielding(runs, seats),
             )
             await stack.enter_async_context(Bell(self._bus, options.region, options.pool.name, pulls.ring))
             self._control = Control(
@@ -206,6 +230,7 @@ class Worker:
         self._stopping = True
         _log.info("worker_draining", running=len(runs), drain_s=self._options.drain_s)
         await pulls.pause()
+        runs.stop_fetches()
         await self._renew()
         if not await self._until_idle(runs, self._options.drain_s):
             for run in runs:
@@ -240,6 +265,7 @@ class Worker:
                 for run in runs:
                     run.check_doors(now_s, self._control.heard_s)
             self._look_at_lease()
+            self.checkpointing.look(now_s)
             self._check_engine(now_s)
             self._count_dropped()
 
@@ -259,7 +285,7 @@ class Worker:
 
     async def _ask_for_time(self, runs: Runs, now_s: float) -> None:
         steps = self._engine_steps()
-        for run in runs:
+        for run in runs.holders():
             if run.ack_wait.ask(now_s, steps):
                 with contextlib.suppress(BusError):  # the next try is near, and a late one costs a redelivery
                     await run.delivery.progress()
@@ -274,6 +300,7 @@ class Worker:
 
     def _stepped(self) -> None:
         self.emitter.flush()
+        self.checkpointing.write_due()
         if self.pulls is not None:
             self.pulls.engine_stepped()
 
@@ -284,6 +311,15 @@ class Worker:
     def _room_changed(self) -> None:
         if self.pulls is not None:
             self.pulls.room_changed()
+
+    def _yielding(self, runs: Runs, seats: Seats) -> Yielding:
+        options = self._options
+        return Yielding(
+            runs, seats, options.pool, self.rates, self._lengths, self._fresh_plan, self._clock, options.preempt
+        )
+
+    def _fresh_plan(self) -> Plan | None:
+        return self._plans.plan if self._plans.fresh() else None
 
     def _paused(self) -> frozenset[Lane]:
         return self._plans.plan.paused if self._plans.plan is not None else frozenset()

@@ -9,9 +9,9 @@ any piece of it can be sent again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
+from laneway.core.checkpoints import UNKNOWN, Prefix
 from laneway.core.job import GenerateTask, Result, TokenLogprob, Usage
 from laneway.core.lanes import FinishReason
 from laneway.runtime.wire.jobs import token_logprobs_to_proto
@@ -56,14 +56,18 @@ class Transcript:
             pairs = zip(step.logprobs[:used], tops, strict=False)
             self._logprobs.extend(TokenLogprob(value, tuple(top)) for value, top in pairs)
 
-    def replay(self, ids: Sequence[int]) -> None:
-        """Takes tokens that an earlier attempt generated and a door delivered. Done before any step.
+    def replay(self, prefix: Prefix) -> None:
+        """Takes tokens that an earlier attempt generated. Done before any step.
 
-        Their log probabilities went to the caller and are known to nobody else: NaN in the result.
+        Log probabilities that no checkpoint has went to the caller and are known to nobody else: NaN in the result.
         """
-        used = self._take_ids(ids)
+        used = self._take_ids(prefix.ids)
         if self._wants_logprobs:
-            self._logprobs.extend([TokenLogprob(math.nan)] * used)
+            self._logprobs.extend((prefix.logprobs or [UNKNOWN] * used)[:used])
+
+    def since(self, start: int) -> tuple[list[int], list[TokenLogprob]]:
+        """The ids from `start` on, and their log probabilities where they are wanted: for a checkpoint."""
+        return self.ids[start:], self._logprobs[start:]
 
     def finish(self) -> None:
         """The output has ended: what was held becomes the last token's text."""

@@ -1,0 +1,128 @@
+"""What the engine computes for one run: the sequence, its output so far, and what that means for the run.
+
+Knows the engine and the task, but neither doors nor records.
+"""
+
+from __future__ import annotations
+
+from laneway.core.job import LaneJob, Result, Usage
+from laneway.core.lanes import FinishReason
+from laneway.workers import metrics
+from laneway.workers.bench import Bench
+from laneway.workers.engine_requests import request_of
+from laneway.workers.engines.protocol import SequenceStep
+from laneway.workers.outcomes import Kind, Outcome, Spans
+from laneway.workers.resume import Continue, Rerun
+from laneway.workers.sequences import EngineDown, LiveSequence, SequenceOwner
+from laneway.workers.transcript import Transcript
+
+
+class Generation:
+    """Owned by one run, which is told of each step and asks here what came of it."""
+
+    def __init__(self, bench: Bench, job: LaneJob, owner: SequenceOwner) -> None:
+        self._bench = bench
+        self._job = job
+        self._owner = owner
+        self._sequence: LiveSequence | None = None
+        self._replayed = 0  # tokens taken over from an earlier attempt
+        self._expected: tuple[int, ...] = ()  # of a rerun: what an earlier attempt delivered
+        self.transcript = Transcript(bench.token_bytes, job.task)
+        self.spans = Spans()
+
+    @property
+    def submitted(self) -> bool:
+        return self._sequence is not None
+
+    def submit(self, plan: Continue | Rerun) -> Outcome | None:
+        """Asks the engine for what is still to come; the outcome where there is no engine."""
+        done = plan.prefix.ids if isinstance(plan, Continue) else ()
+        self.spans.submitted_s = self._bench.clock.monotonic()
+        job = self._job
+        try:
+            self._sequence = self._bench.sequences.submit(
+                self._owner, lambda request_id: request_of(request_id, job.task, job.record.contract.lane, done)
+            )
+        except EngineDown:
+            return Outcome(Kind.ENGINE_LOST, message="the engine is down")
+        return None
+
+    async def discard(self) -> None:
+        """Forgets a sequence that began too early, with its output; returns when the engine is rid of it."""
+        assert self._sequence is not None, "there is one"
+        await self._bench.sequences.discard(self._sequence)
+        self._sequence, self.spans = None, Spans()
+        self.transcript = Transcript(self._bench.token_bytes, self._job.task)
+
+    def abort(self) -> None:
+        if self._sequence is not None:
+            self._bench.sequences.abort(self._sequence)
+
+    async def gone(self) -> None:
+        """Returns when the engine is rid of the sequence."""
+        if self._sequence is not None:
+            await self._sequence.gone()
+
+    def take_over(self, plan: Continue | Rerun) -> Outcome | None:
+        """Takes what earlier attempts computed; the outcome when that was the whole answer already."""
+        if isinstance(plan, Rerun):
+            self._expected = plan.expected
+            return None
+        if not plan.start_index:
+            return None
+        self.transcript.replay(plan.prefix)
+        self._replayed = len(self.transcript)
+        if self.transcript.stopped:
+            return self._finished(FinishReason.STOP_STRING)
+        if plan.start_index >= self._job.task.sampling.max_tokens:
+            return self._finished(FinishReason.LENGTH)
+        return None
+
+    def take(self, step: SequenceStep, now_s: float) -> Outcome | None:
+        """Takes a step's output; the outcome when the run is over with it."""
+        transcript = self.transcript
+        if step.token_ids:
+            spans = self.spans
+            if not spans.first_s:
+                spans.first_s, spans.first_wall_s = now_s, self._bench.clock.now()
+            spans.last_s = now_s
+            transcript.take(step)
+            if self._expected and not self._as_expected():
+                message = "interrupted, and the answer could not be computed again as it was delivered"
+                return Outcome(Kind.NOT_RESUMABLE, message=message)
+        if transcript.stopped:
+            return self._finished(FinishReason.STOP_STRING)
+        if step.finish is None:
+            return None
+        if step.finish is FinishReason.ERROR:
+            return Outcome(Kind.ENGINE_FAILED, message=step.message or "the engine failed on this request")
+        if step.finish is FinishReason.CANCELLED:
+            return Outcome(Kind.ENGINE_LOST, message="the engine ended the sequence by itself")
+        return self._finished(step.finish)
+
+    def _as_expected(self) -> bool:
+        """Whether a rerun gives what was delivered before."""
+        made = self.transcript.ids[: len(self._expected)]
+        return tuple(made) == self._expected[: len(made)]
+
+    def _finished(self, reason: FinishReason) -> Outcome:
+        self.transcript.finish()
+        return Outcome(Kind.FINISHED, FinishReason.STOP_STRING if self.transcript.stopped else reason)
+
+    def result(self, reason: FinishReason) -> Result:
+        prompt, made = len(self._job.task.prompt_ids), len(self.transcript)
+        usage = Usage(prompt, self.transcript.cached_tokens, made, self._bench.pool.cost(prompt, made))
+        return self.transcript.result(reason, usage)
+
+    def measure(self, began_s: float) -> None:
+        """The answer is stored: tells what it took. `began_s`: of the run, monotonic."""
+        bench, spans, transcript, record = self._bench, self.spans, self.transcript, self._job.record
+        made = len(transcript) - self._replayed
+        uncached = len(self._job.task.prompt_ids) + self._replayed - transcript.cached_tokens
+        bench.rates.prefilled(uncached, spans.prefill_s)
+        bench.rates.decoded(made - 1, spans.decode_s)
+        bench.lengths.observe(record.tenant, record.model, len(transcript))
+        bench.rates.finished(made, bench.clock.monotonic() - began_s)
+        lane = record.contract.lane.value
+        metrics.TOKENS.labels(bench.pool.name, lane).inc(made)
+        metrics.PREFILL.labels(bench.pool.name, lane).observe(spans.prefill_s)
