@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from laneway.runtime.metrics import UNITS
@@ -19,7 +17,6 @@ SECTIONS = {name: getattr(Settings(), name) for name in Settings.__struct_fields
 SECTIONS["models"] = ModelSettings(name="chat")
 NAMED = re.compile(rf"`({'|'.join(SECTIONS)})\.([a-z][a-z_<>]*(?:\.[a-z_]+)*)")
 METRIC = re.compile(rf"laneway_[a-z0-9_]+_(?:{'|'.join(UNITS)})\b")
-SIZES = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "s": 1, "": 1}
 
 
 def setting(section: str, key: str) -> object:
@@ -42,32 +39,6 @@ def test_every_setting_that_a_page_names_exists(page: Path):
             except AttributeError:
                 unknown.append(f"{section}.{key}")
     assert unknown == []
-
-
-def limits() -> dict[str, float]:
-    """The table of limits: names, and defaults in base units."""
-    table = OPERATIONS.partition("\n## Limits\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `([a-zA-Z_.]+)` \| ([0-9.,]+) ?([A-Za-z]*) \|", table, re.MULTILINE)
-    assert len(rows) == table.count("\n| `")
-    return {name: float(number.replace(",", "")) * SIZES[unit] for name, number, unit in rows}
-
-
-def test_every_limit_has_the_value_of_the_page():
-    for name, value in limits().items():
-        owner, _, key = name.rpartition(".")
-        actual = getattr(importlib.import_module(owner), key) if owner.startswith("laneway.") else setting(owner, key)
-        assert actual == value, name
-
-
-def test_every_setting_that_is_a_limit_is_on_the_page():
-    missing = {
-        f"{section}.{key}"
-        for section, settings in SECTIONS.items()
-        if section != "policy"
-        for key in msgspec.structs.asdict(settings)
-        if re.search(r"_max$|_bytes$|queue_length|context_length", key)
-    } - set(limits())
-    assert missing == set()
 
 
 def metrics() -> set[str]:
