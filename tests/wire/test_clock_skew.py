@@ -71,9 +71,8 @@ async def test_the_clock_of_nats_is_learned_and_learned_again(nats_server: Local
             assert abs(clock.now() - SystemClock.now()) < 0.2
 
 
-async def test_without_an_answer_the_hosts_clock_counts(
-    nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+async def test_without_an_answer_the_hosts_clock_counts(nats_server: LocalNats) -> None:
     host = HostClock(HOUR_S)
     async with connected(nats_server, request_timeout_s=0.2) as bus:
         nats_server.pause()
@@ -89,6 +88,7 @@ async def test_without_an_answer_the_hosts_clock_counts(
             nats_server.resume()
 
 
+@pytest.mark.slow
 @EITHER_WAY
 async def test_a_worker_whose_clock_is_off_neither_expires_nor_starts_nor_ends_at_another_time(
     nats_server: LocalNats, off_s: float
@@ -111,6 +111,7 @@ async def test_a_worker_whose_clock_is_off_neither_expires_nor_starts_nor_ends_a
             assert now_s - 0.2 < record.timings.claimed_s < record.timings.ended_s < SystemClock.now() + 0.2
 
 
+@pytest.mark.slow
 @EITHER_WAY
 async def test_a_door_whose_clock_is_off_keeps_deadlines_and_fire_times(
     nats_server: LocalNats, tmp_path: Path, off_s: float
@@ -132,6 +133,7 @@ async def test_a_door_whose_clock_is_off_keeps_deadlines_and_fire_times(
         assert abs(created_s - (wanted_s - 600.0)) < 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("off_s", "level", "said"),
     [

@@ -95,6 +95,7 @@ async def test_another_body_may_have_a_refused_key_but_not_one_whose_message_may
         assert (await door.stub.Submit(asked("other"))).job_id == JOB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "error", "attempt"),
     [
@@ -130,6 +131,7 @@ async def test_a_message_of_a_given_up_try_that_came_and_went_is_not_taken_for_t
         await door.reaches(JOB, JobState.SUCCEEDED)
 
 
+@pytest.mark.slow
 async def test_a_requeue_leaves_the_key_with_the_job_that_was_given_up(nats_server: LocalNats, tmp_path: Path) -> None:
     async with open_gate(nats_server, tmp_path) as (door, worker):
         await door.stub.Submit(asked())
@@ -182,6 +184,7 @@ async def accepted_up_to(door: Gate, point: str, request: pb.GenerateRequest, la
             await accepting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", [Lane.PRIORITY, Lane.BATCH])
 @pytest.mark.parametrize("point", ["record created", "sent", "told nobody"])
 async def test_the_next_try_completes_what_a_dying_door_left(
@@ -236,6 +239,7 @@ async def streamed(door: Gate, request: pb.GenerateRequest) -> tuple[str, str, l
     return job_id, text_of(events), ids_of(events), sum(event.HasField("chunk") for event in events)
 
 
+@pytest.mark.slow
 async def test_two_doors_with_one_key_and_body_are_one_job_and_two_whole_streams(
     nats_server: LocalNats, tmp_path: Path
 ) -> None:
@@ -251,6 +255,7 @@ async def test_two_doors_with_one_key_and_body_are_one_job_and_two_whole_streams
         assert await one.messages() == 0
 
 
+@pytest.mark.slow
 async def test_a_door_that_is_overtaken_between_record_and_lane_streams_as_well(
     nats_server: LocalNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +277,7 @@ async def test_a_door_that_is_overtaken_between_record_and_lane_streams_as_well(
         assert await one.messages() == 0
 
 
+@pytest.mark.slow
 async def test_of_two_bodies_at_two_doors_one_has_the_key_everywhere(nats_server: LocalNats, tmp_path: Path) -> None:
     async with two_doors(nats_server, tmp_path) as (one, two, _):
         bodies = {"Hello": one, "Other": two}

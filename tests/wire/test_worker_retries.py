@@ -157,6 +157,7 @@ async def test_what_cannot_end_before_its_deadline_is_not_tried_again(
 # --- whole workers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_storm_of_dying_attempts_adds_a_bounded_share_and_spares_other_tenants(
     nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +194,7 @@ async def test_a_storm_of_dying_attempts_adds_a_bounded_share_and_spares_other_t
         assert 20 <= again <= 0.1 * count + 2 * (10.0 + seconds + 1.0)
 
 
+@pytest.mark.slow
 async def test_client_and_workers_together_try_no_more_often_than_the_workers(
     nats_server: LocalNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -323,6 +323,15 @@ def never_accepted(record: JobRecord) -> bool:
     return record.state is JobState.CANCELLED and given_up and not record.attempt
 
 
+def stage(record: JobRecord) -> Phase:
+    """Where a job is that has not ended, as far as its record knows: a first token is in it only once the job was given
+    back, went on elsewhere, or ended."""
+    if record.state is not JobState.RUNNING:
+        return Phase.QUEUE
+    goes_on = record.lineage and record.lineage[-1].start_index
+    return Phase.DECODE if goes_on or record.checkpoint_index or record.timings.first_token_s else Phase.PREFILL
+
+
 def stored_late(record: JobRecord) -> bool:
     """Whether nobody need have stored this record yet, though its job is in its lane.
 

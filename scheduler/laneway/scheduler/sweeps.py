@@ -19,7 +19,7 @@ from laneway.core import subjects
 from laneway.core.clock import Clock
 from laneway.core.errors import Code, NotFound
 from laneway.core.fleet import Plan, TenantDepth
-from laneway.core.job import NOT_ACCEPTED, IllegalTransition, JobError, JobRecord, cancel, expire
+from laneway.core.job import NOT_ACCEPTED, IllegalTransition, JobError, JobRecord, cancel, expire, stage
 from laneway.core.lanes import JobState, Lane, Phase
 from laneway.core.subjects import ParkSubject
 from laneway.policy.tenants import near_limit
@@ -310,9 +310,9 @@ class Sweeper:
             grace_s = EXPIRE_OWNED_GRACE_S
         if now_s < record.contract.deadline_s + grace_s:
             return False
-        phase = Phase.DECODE if running else Phase.QUEUE
-        where = "it ran" if running else "it waited for a worker"
-        error = JobError(Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", f"the deadline passed while {where}", phase)
+        where = "it ran, and its worker did not end it" if running else "it waited for a worker"
+        message = f"the deadline passed while {where}"
+        error = JobError(Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", message, stage(record))
         await self._end(stored, lambda found: expire(found, error, now_s), owner=record.owner)
         _swept.labels(reason=error.reason).inc()
         return True

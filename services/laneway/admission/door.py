@@ -27,7 +27,7 @@ from laneway.admission.streams import Offer, Stream, StreamLimits, beyond_end, s
 from laneway.core import subjects
 from laneway.core.clock import Clock
 from laneway.core.errors import DeadlineExceeded, JobNotFound, LanewayError, ObjectLost
-from laneway.core.job import JobRecord, answer_tokens, stored_late
+from laneway.core.job import JobRecord, answer_tokens, stage, stored_late
 from laneway.core.lanes import JobState, Phase
 from laneway.runtime.bus import Bus
 from laneway.runtime.leases import LeaseWatcher
@@ -392,17 +392,16 @@ class Door:
         return None
 
     def _phase(self, stream: Stream, record: JobRecord) -> Phase:
-        if record.state is not JobState.RUNNING:
-            return Phase.QUEUE
-        begun = stream.next_index > stream.from_index or record.timings.first_token_s
-        return Phase.DECODE if begun else Phase.PREFILL
+        running = record.state is JobState.RUNNING
+        return Phase.DECODE if running and stream.next_index > stream.from_index else stage(record)
 
     def _record_unread(self, stream: Stream, error: Exception) -> None:
         """Tries again soon; a caller does not wait for ever on a record that cannot be read."""
         log.warning("record_not_read", job_id=stream.record.job_id, error=str(error))
         over_s = self._clock.now() - stream.record.contract.deadline_s
         if over_s > UNREADABLE_S_MAX:
-            phase = Phase.DECODE if stream.next_index > stream.from_index else Phase.QUEUE
+            begun = stream.next_index > stream.from_index
+            phase = Phase.DECODE if begun else Phase.PREFILL if stream.worker_id else Phase.QUEUE
             message = "the deadline passed, and the job's record cannot be read"
             stream.fail(DeadlineExceeded(message, phase=phase, job_id=stream.record.job_id))
         else:

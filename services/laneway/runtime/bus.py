@@ -34,6 +34,7 @@ from laneway.runtime.bus_errors import (
     PublishUnknown,
     StreamFull,
     WrongSequence,
+    api_error,
     refused_act,
 )
 from laneway.runtime.callbacks import Callbacks
@@ -204,8 +205,6 @@ class Bus:
         self._up.clear()
         if not self._closing:
             _log.warning("bus_disconnected", bus=self.name)
-        # Whoever waits for what was on its way is told that it is lost, perhaps; so nothing of it is sent later.
-        self.nc.forget_buffered()
         if hasattr(self, "_requests"):
             self._requests.fail_all(lambda: NoAnswer("the connection to NATS was lost"))
         self._on_disconnect.call()
@@ -321,7 +320,7 @@ class Bus:
         answer: dict[str, Any] = msgspec.json.decode(msg.data)
         error = answer.get("error")
         if error is not None:
-            raise ApiError(error.get("code", 0), error.get("err_code", 0), error.get("description", ""))
+            raise api_error(error.get("code", 0), error.get("err_code", 0), error.get("description", ""))
         return answer
 
     async def request(

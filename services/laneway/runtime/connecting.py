@@ -156,6 +156,14 @@ class SafeClient(Client):
         self.wants_certificate = bool(info.get("tls_verify"))
         await super()._process_info(info, initial_connection)
 
+    async def _process_op_err(self, e: Exception) -> None:
+        """What was to be sent when the connection broke is not sent after it: whoever waits for an answer to it is told
+        that it is lost, perhaps, and may have asked again by then."""
+        connected = self.is_connected
+        await super()._process_op_err(e)
+        if connected and self.is_reconnecting:  # since this very turn of the loop
+            self.forget_buffered()
+
     async def _process_pong(self) -> None:
         """Of a flush that timed out or was cancelled, the future cannot be resolved.
 

@@ -108,9 +108,6 @@ class MemoryClient(SafeClient):
     def buffered(self) -> tuple[int, int]:
         return len(self._unsent), sum(len(payload) for _, payload, _, _ in self._unsent)
 
-    def forget_buffered(self) -> None:
-        self._unsent.clear()
-
     def post(
         self,
         subject: str,
