@@ -16,9 +16,11 @@ from laneway.core.job import GenerateTask, JobRecord, ReferredJob, Result, Sampl
 from laneway.core.lanes import FinishReason, JobState, Lane
 from laneway.runtime.bus import NoAnswer
 from laneway.runtime.local_nats import LocalNats
+from laneway.runtime.metrics import REGISTRY
 from laneway.runtime.objects import ObjectStore
 from laneway.runtime.references import INLINE_BYTES_MAX, References
 from laneway.runtime.settings import GrpcSettings, NatsSettings, Settings
+from laneway.runtime.tokenizer import ByteTokenizer
 from laneway.runtime.wire.records import encode_task
 from laneway.v1 import admission_pb2 as pb
 from laneway.v1 import common_pb2, task_pb2
@@ -130,6 +132,19 @@ async def test_a_prompt_beyond_the_context_is_refused_by_name_and_stores_nothing
         assert (await objects(door), await door.messages(), await door.job_ids()) == (0, 0, [])
 
 
+async def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised(
+    nats_server: LocalNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def unexpected(*_: object) -> list[int]:
+        raise AssertionError("it was tokenised")
+
+    async with open_gate(nats_server, tmp_path) as (door, _):  # with a context of 1024 tokens
+        monkeypatch.setattr(ByteTokenizer, "encode", unexpected)
+        error = await error_of_call(door.stub.Submit(pb.SubmitRequest(spec=spec("x" * (3 * MIB), lane=Lane.BATCH))))
+        assert (type(error), error.field) == (InvalidRequest, "spec.generate.prompt")
+        assert error.reason == "CONTEXT_LENGTH_EXCEEDED"
+
+
 async def test_a_task_at_the_limit_travels_in_its_message_and_one_above_it_by_reference(
     nats_server: LocalNats, tmp_path: Path
 ):
@@ -234,15 +249,7 @@ async def test_prompts_leave_room_for_results_in_the_object_store(nats_server: L
         await _limit_store(door, settings, 4 * MIB)
         await door.stub.Submit(pb.SubmitRequest(spec=large_spec(MIB)))
 
-        async def refused() -> bool:
-            call = door.stub.Submit(pb.SubmitRequest(spec=large_spec(300_000)))
-            try:
-                await call
-            except Exception:  # noqa: BLE001 - looked at below
-                return True
-            return False
-
-        await eventually(refused)
+        await eventually(lambda: (REGISTRY.get_sample_value("laneway_objects_used_ratio") or 0.0) > 0.5)
         error = await error_of_call(door.stub.Submit(pb.SubmitRequest(spec=large_spec(300_000))))
         assert error.reason == "OBJECT_STORE_FULL"
         held = await worker.take(Lane.BATCH)

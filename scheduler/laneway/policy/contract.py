@@ -30,12 +30,7 @@ def output_room(pool: Pool, prompt_tokens: int, max_tokens: int | None) -> int:
     """
     room = pool.context_length - prompt_tokens
     if room < 1:
-        raise InvalidRequest(
-            f"the prompt has {prompt_tokens} tokens; the context of {pool.context_length} must also hold the answer",
-            field="spec.generate.prompt",
-            reason="CONTEXT_LENGTH_EXCEEDED",
-            facts={"prompt_tokens": str(prompt_tokens), "context_length": str(pool.context_length)},
-        )
+        raise beyond_context(pool, str(prompt_tokens), prompt_tokens)
     if max_tokens is None:
         return min(pool.max_tokens_default, room)
     if max_tokens > room:
@@ -51,6 +46,16 @@ def output_room(pool: Pool, prompt_tokens: int, max_tokens: int | None) -> int:
             },
         )
     return max_tokens
+
+
+def beyond_context(pool: Pool, said: str, prompt_tokens: int) -> InvalidRequest:
+    """`said`: the number in words, such as "at least 20000"."""
+    return InvalidRequest(
+        f"the prompt has {said} tokens; the context of {pool.context_length} must also hold the answer",
+        field="spec.generate.prompt",
+        reason="CONTEXT_LENGTH_EXCEEDED",
+        facts={"prompt_tokens": str(prompt_tokens), "context_length": str(pool.context_length)},
+    )
 
 
 def within_reach(contract: Contract, ttft_default_s: float, idle_ttft_s: float) -> Contract:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -18,12 +19,14 @@ from laneway.core.job import GenerateTask
 from laneway.core.lanes import Lane
 from laneway.core.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from laneway.policy.admit import Candidate
-from laneway.policy.contract import output_room
+from laneway.policy.contract import beyond_context, output_room
 from laneway.policy.lengths import LengthBook
 from laneway.runtime.tokenizer import Tokenizer
 from laneway.runtime.wire.requests import ParsedSpec
 
 INLINE_CHARACTERS_MAX = 2048
+MEASURED_CHARACTERS_MAX = 262_144  # longer prompts are measured before they are tokenised: 1 MB takes a second or two
+NORMAL_FORM_SHRINKS = 4  # no text has fewer characters in a normal form than one for so many
 # Quantiles of the output length that a lane's estimates use (docs/policy.md): the middle where a wrong guess costs a
 # moment of waiting, more where a deadline hangs on it.
 ETA_QUANTILE = {Lane.PRIORITY: 0.5, Lane.DEFERRABLE: 0.8, Lane.BATCH: 0.5}
@@ -49,6 +52,9 @@ class Preparer:
         options: list[Option] = []
         objection: InvalidRequest | None = None
         for pool in parsed.pools:
+            if (least := await self._least_tokens(parsed.prompt, pool)) >= pool.context_length:
+                objection = objection or beyond_context(pool, f"at least {least}", least)
+                continue
             ids = ids_of.get(pool.tokenizer)
             if ids is None:
                 ids = ids_of[pool.tokenizer] = await self._tokenise(parsed.prompt, self._tokenizers[pool.tokenizer])
@@ -59,6 +65,14 @@ class Preparer:
         if objection is not None and not options:
             raise objection
         return options
+
+    async def _least_tokens(self, prompt: Prompt, pool: Pool) -> int:
+        """A lower bound, without tokenising: what can never fit must not take a thread for seconds."""
+        if isinstance(prompt, TokenPrompt) or _length(prompt) <= MEASURED_CHARACTERS_MAX:
+            return 0
+        tokenizer = self._tokenizers[pool.tokenizer]
+        widest = await asyncio.get_running_loop().run_in_executor(self._threads, _widest, tokenizer)
+        return _length(prompt) // (widest * NORMAL_FORM_SHRINKS)
 
     def _option(self, pool: Pool, ids: tuple[int, ...], parsed: ParsedSpec, tenant: str) -> Option:
         max_tokens = output_room(pool, len(ids), parsed.max_tokens)
@@ -77,6 +91,12 @@ class Preparer:
         if _length(prompt) <= INLINE_CHARACTERS_MAX:
             return _encode(prompt, tokenizer)
         return await asyncio.get_running_loop().run_in_executor(self._threads, _encode, prompt, tokenizer)
+
+
+@lru_cache(16)
+def _widest(tokenizer: Tokenizer) -> int:
+    """Bytes of the longest token."""
+    return max(1, *(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocabulary_size)))
 
 
 def _length(prompt: TextPrompt | ChatPrompt) -> int:

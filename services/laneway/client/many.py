@@ -30,7 +30,7 @@ from laneway.v1 import admission_pb2 as pb
 
 WINDOW = 64  # until the service has said its own
 HELD_BYTES_MAX = 4096 * KIB  # of items without an outcome; one more is always taken
-ITEM_BYTES_MAX = 896 * KIB  # a service's default limit for a message is 900 KiB
+ITEM_BYTES_MAX = 8188 * KIB  # a service's default limit for a message is 8 MiB
 MESSAGE_ITEMS_MAX = 32
 MESSAGE_BYTES_MAX = 256 * KIB  # one larger item is sent alone
 
