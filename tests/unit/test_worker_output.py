@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from laneway.admission.streams import Offer as StreamOffer
 from laneway.admission.streams import Stream, StreamLimits, spliced
 from laneway.core.checkpoints import UNKNOWN, Prefix
-from laneway.core.job import GenerateTask, Sampling, TokenLogprob, Usage
+from laneway.core.job import Attempt, GenerateTask, Sampling, TokenLogprob, Usage
 from laneway.core.lanes import FinishReason
 from laneway.runtime.bus import NotConnected
 from laneway.v1 import admission_pb2, bus_pb2, task_pb2
 from laneway.workers.emitter import Emitter
 from laneway.workers.engines.protocol import SequenceStep
 from laneway.workers.outlets import Outlets
-from laneway.workers.resume import Continue, Offer, Rerun, Unsound, plan_resume
+from laneway.workers.resume import Continue, Offer, Rerun, Unsound, completed, plan_resume
 from laneway.workers.transcript import CHUNK_TOKENS_MAX, Transcript
 from tests.support.nats import make_record
 
@@ -369,6 +369,25 @@ def test_the_longest_sound_prefix_wins(delivered, others, checkpoint, plan):
 @pytest.mark.parametrize("sampling", [SEEDED, PENALISED])
 def test_a_checkpoint_is_of_no_use_where_ids_do_not_carry_the_sampling_state(sampling):
     assert plan_resume(task(sampling), checkpoint=Prefix((5, 6)), exact=False) == goes_on()
+
+
+FIRST, NOT_BEGUN = Attempt(1, 0, "w1", 0.0, begun=True), Attempt(2, 0, "w2", 0.0)
+SECOND = Attempt(2, 1, "w2", 0.0, begun=True)
+
+
+@pytest.mark.parametrize(
+    ("delivered", "checkpoint", "lineage", "known"),
+    [
+        (Offer(2, ()), (5, 6, 7), [FIRST, NOT_BEGUN], (5, 6)),  # more tokens than a door keeps, of one run
+        (Offer(2, (5,)), (5, 6, 7), [FIRST, NOT_BEGUN], (5, 6)),
+        (Offer(2, (9,)), (5, 6, 7), [FIRST, NOT_BEGUN], (9,)),
+        (Offer(3, ()), (5, 6), [FIRST, NOT_BEGUN], ()),
+        (Offer(2, ()), (5, 6, 7), [FIRST, SECOND, NOT_BEGUN], ()),  # who knows of which run the door's are
+        (Offer(2, (8, 9)), (5, 6, 7), [FIRST, NOT_BEGUN], (8, 9)),
+    ],
+)
+def test_a_checkpoint_says_what_a_door_has_forgotten_if_there_was_one_run(delivered, checkpoint, lineage, known):
+    assert completed(delivered, Prefix(checkpoint), lineage) == Offer(delivered.next_index, known)
 
 
 def test_log_probabilities_of_a_checkpoint_stay_known_behind_which_a_door_is_ahead():

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from laneway.core.checkpoints import UNKNOWN, Prefix
-from laneway.core.job import GenerateTask, resumable
+from laneway.core.checkpoints import UNKNOWN, Prefix, spans
+from laneway.core.job import Attempt, GenerateTask, resumable
 
 
 class Offer(Struct, frozen=True):
@@ -84,6 +84,17 @@ def plan_resume(
     if exact and task.sampling.greedy and task.sampling.n == 1:
         return Rerun(delivered.next_index, delivered.ids)
     return Unsound(delivered.next_index)
+
+
+def completed(delivered: Offer, checkpoint: Prefix, lineage: Iterable[Attempt]) -> Offer:
+    """What was delivered, with ids that the door has not kept, where a checkpoint is sure to have them: both are of the
+    only attempt that has begun."""
+    count = delivered.next_index
+    if delivered.whole or len(checkpoint) < count or len(spans(lineage)) != 1:
+        return delivered
+    if checkpoint.ids[: len(delivered.ids)] != delivered.ids:
+        return delivered
+    return Offer(count, checkpoint.ids[:count])
 
 
 def _joined(ids: tuple[int, ...], checkpoint: Prefix) -> Continue:

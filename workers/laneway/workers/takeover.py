@@ -16,7 +16,7 @@ from laneway.core.job import JobRecord, LaneJob, resumable
 from laneway.runtime.bus import BusError, NotPermitted
 from laneway.runtime.checkpoints import CheckpointStore
 from laneway.workers import metrics
-from laneway.workers.resume import NOTHING, Continue, Offer, Plan, Rerun, plan_resume
+from laneway.workers.resume import NOTHING, Continue, Offer, Plan, Rerun, completed, plan_resume
 
 ATTACH_WAIT_S = 0.2  # a taker waits so long for the caller's door to say what it delivered
 READ_S_MAX = 5.0  # for reading checkpoints, where NATS has trouble: as long as a stream may be without a leader
@@ -52,7 +52,7 @@ class Takeover:
         checkpoint = reading.result() if reading is not None else Prefix()
         own = self._offers.get(record.door, NOTHING) if record.attached else NOTHING
         others = [offer for door, offer in self._offers.items() if not (record.attached and door == record.door)]
-        plan = plan_resume(task, own, others, checkpoint, exact=exact)
+        plan = plan_resume(task, completed(own, checkpoint, record.lineage), others, checkpoint, exact=exact)
         self._count(record, plan, max(len(checkpoint), record.checkpoint_index, own.next_index))
         return plan
 
