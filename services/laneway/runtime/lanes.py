@@ -73,7 +73,7 @@ class LaneStore:
     async def put_ready(self, job: QueuedJob, record_sequence: int, data: bytes = b"", *, again: bool = False) -> None:
         """Publishes a job for workers to pull now. Raises StreamFull, OutOfStorage, NoStream, PublishUnknown.
 
-        `data`: the job as it was encoded already. `again`: an earlier message of this attempt may have come and gone, and
+        `data`: the job as it was encoded already. `again`: an earlier message of this attempt may have come and gone;
         NATS must not take this one for it.
         """
         record = job.record
