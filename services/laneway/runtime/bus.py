@@ -34,7 +34,6 @@ from laneway.runtime.bus_errors import (
     PublishUnknown,
     StreamFull,
     WrongSequence,
-    api_error,
     refused_act,
 )
 from laneway.runtime.callbacks import Callbacks
@@ -320,7 +319,7 @@ class Bus:
         answer: dict[str, Any] = msgspec.json.decode(msg.data)
         error = answer.get("error")
         if error is not None:
-            raise api_error(error.get("code", 0), error.get("err_code", 0), error.get("description", ""))
+            raise ApiError(error.get("code", 0), error.get("err_code", 0), error.get("description", ""))
         return answer
 
     async def request(
