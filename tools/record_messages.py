@@ -20,6 +20,7 @@ from typing import TypeVar
 import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import Message
+from msgspec.structs import replace
 
 from laneway.admission import signals
 from laneway.admission.ingest_messages import encode_verdict, parse_body
@@ -35,6 +36,8 @@ from laneway.core.job import (
     JobError,
     JobRecord,
     LaneJob,
+    QueuedJob,
+    ReferredJob,
     Result,
     Sampling,
     Timings,
@@ -43,6 +46,7 @@ from laneway.core.job import (
     Verdict,
 )
 from laneway.core.lanes import FinishReason, Isolation, JobState, Lane, OnDisconnect, Phase, VerdictKind
+from laneway.core.objects import ObjectRef
 from laneway.core.subjects import ParkSubject
 from laneway.policy.route import ModelDigest, RegionDigest
 from laneway.routing.wire import decode_digest, digest_to_proto
@@ -182,6 +186,9 @@ TASK = GenerateTask(
     adapter="legal",
     cache_salt="acme-1",
 )
+QUEUED: QueuedJob = LaneJob(RECORD, TASK)
+OBJECT = ObjectRef(f"acme/{JOB}/task/6b49d200-6b4b2380-0a1b2c3d", 700_000, bytes(range(32)))
+REFERRED: QueuedJob = ReferredJob(RECORD, OBJECT)
 DEAD_LETTER = DeadLetter(RECORD, LaneJob(RECORD, TASK), NOW_S + 6.0)
 CHECKPOINT = Delta(2, 1, (195, 169), (TokenLogprob(-0.5, ((195, -0.5), (73, -1.5))), TokenLogprob(-0.25)))
 LEASE = WorkerLease(
@@ -324,7 +331,15 @@ def _submit_json(request: admission_pb2.SubmitRequest) -> bytes:
 KINDS = (
     # Stored on NATS.
     kind("job_record", bus_pb2.JobRecord, RECORD, records.encode_record, records.decode_record),
-    kind("lane_message", bus_pb2.LaneMessage, LaneJob(RECORD, TASK), records.encode_lane_job, records.decode_lane_job),
+    kind("lane_message", bus_pb2.LaneMessage, QUEUED, records.encode_lane_job, records.decode_lane_job),
+    kind(
+        "job_record_by_reference",
+        bus_pb2.JobRecord,
+        replace(RECORD, result_object=OBJECT),
+        records.encode_record,
+        records.decode_record,
+    ),
+    kind("lane_message_by_reference", bus_pb2.LaneMessage, REFERRED, records.encode_lane_job, records.decode_lane_job),
     kind("dead_letter", bus_pb2.StoredDeadLetter, DEAD_LETTER, _dead_letter_bytes, decode_dead_letter),
     kind(
         "checkpoint",

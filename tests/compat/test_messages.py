@@ -19,7 +19,7 @@ from laneway.core.job import SCHEMA
 from laneway.runtime.wire import records
 from tools.record_messages import FOLDER, KINDS, SCHEMAS, Kind, recording, release, schemas_read
 
-ONE_OF_THESE = {"json_object", "json_schema", "regex", "grammar"}
+ONE_OF_THESE = {"json_object", "json_schema", "regex", "grammar", "result_object"}
 
 KIND_OF = {kind.name: kind for kind in KINDS}
 RELEASES = sorted((folder.name for folder in FOLDER.iterdir()), key=lambda name: [int(n) for n in name.split(".")])
@@ -132,7 +132,7 @@ def _unset(value: object, path: str) -> Iterator[str]:
         for field in msgspec.structs.fields(value):
             found = getattr(value, field.name)
             if field.name in ONE_OF_THESE:
-                continue  # a task has one format
+                continue  # a task has one format, and what refers to an object is recorded as a kind of its own
             has_default = field.default is not msgspec.NODEFAULT
             if found == field.default if has_default else not found:
                 yield f"{path}.{field.name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from laneway.core.clock import Clock
-from laneway.runtime.bus import ApiError, BusError
+from laneway.runtime.bus import ApiError, BusError, NotPermitted
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.logging import get_logger
 from laneway.runtime.objects import ObjectStore
@@ -41,7 +41,7 @@ class StorageWatch:
         self._used, self._read_s = used, self._clock.monotonic()
         try:
             self._objects_used = await self._objects.used()
-        except ApiError:  # a region that was provisioned by an older release: what needs the store hears it there
+        except (ApiError, NotPermitted):  # streams or rights of an older release: what needs the store hears it there
             self._objects_used = None
 
     async def run(self) -> None:
