@@ -240,7 +240,7 @@ class Sweeper:
                 if not head.pending:
                     self._reading_since_s = None
                 if head.state.terminal:
-                    self.open.drop(head.job_id)
+                    self.open.see(head, self._clock.monotonic())  # a plan counts up to its write too
                     self._ended(head.job_id)
                     continue
                 self.open.see(head, self._clock.monotonic(), parked=self._parked(head.job_id))

@@ -155,7 +155,7 @@ def _draw(random: Random, number: int, at_s: float, lane: Lane, *, poison: bool)
         lane=lane,
         way=way,
         prompt=(*prompt, PROMPT_END),
-        max_tokens=random.choice((1, 4, 12, 30, 60)),
+        max_tokens=random.choice((1, 4, 12, 30, 60, 150)),
         due_s=random.choice((low_s, random.uniform(low_s, high_s), high_s)),
         temperature=random.choice((0.0, 0.0, 0.8)),
         slow=random.random() < 0.1,

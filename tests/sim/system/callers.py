@@ -115,6 +115,9 @@ class Callers:
         except TimeoutError:
             log.error = Dropped("no answer")
             call.leave()
+            calm_s = self._region.calm_since_s
+            if calm_s is not None and self._region.loop.time() - calm_s > PATIENCE_S:
+                self.complaints.append(f"ask {ask.label}: nobody told it an end, {PATIENCE_S} s after its deadline")
         return job_id
 
     def _take(self, ask: Ask, log: StreamLog, message: pb.GenerateResponse) -> None:

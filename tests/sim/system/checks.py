@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from laneway.admission.ledger import ENDED_WITHIN_S
 from laneway.core import subjects
+from laneway.core.dead_letters import given_up
 from laneway.core.job import JobRecord, never_accepted
 from laneway.core.lanes import LANES, JobState
 from laneway.scheduler.loop import Scheduler
@@ -197,6 +198,16 @@ def _follows(region: Region, ask: Ask, final: JobRecord | None) -> Iterator[str]
 
 
 def _left_on_the_server(region: Region) -> Iterator[str]:
+    yield from _dead_letters(region)
+    for subject in region.server.streams[subjects.checkpoint_stream(REGION)].by_subject:
+        # Whoever gives an answer removes its checkpoints; those of jobs that nobody ran to the end are left to age.
+        final = region.history.final(subject.split(".")[2])
+        if final is None or (final.state is JobState.SUCCEEDED and final.lineage[-1].owner in _alive(region)):
+            yield f"a checkpoint is left: {subject}"
+    for subject in region.server.streams[subjects.objects_stream(REGION)].by_subject:
+        job_id = subjects.object_parts(subject)[0].job_id
+        if region.history.final(job_id) is None:
+            yield f"an object of no job is left: {subject}"
     streams = [subjects.lane_stream(REGION, lane) for lane in LANES]
     for name in (*streams, subjects.ingest_stream(REGION)):
         stream = region.server.streams[name]
@@ -205,6 +216,19 @@ def _left_on_the_server(region: Region) -> Iterator[str]:
         for consumer in stream.consumers.values():
             if consumer._pending:
                 yield f"{consumer.name} waits for {len(consumer._pending)} acknowledgements"
+
+
+def _alive(region: Region) -> set[str]:
+    return {host.part.snapshot().worker_id for host in region.workers if isinstance(host.part, Worker)}
+
+
+def _dead_letters(region: Region) -> Iterator[str]:
+    """One for each job that was given up, and none for others."""
+    letters = [subject.rsplit(".", 1)[1] for subject in region.server.streams[subjects.dead_stream(REGION)].by_subject]
+    finals = {job_id: region.history.final(job_id) for job_id in region.history.jobs}
+    wanted = {job_id for job_id, final in finals.items() if final is not None and given_up(final)}
+    if wanted != set(letters) or len(letters) != len(wanted):
+        yield f"dead letters of {sorted(letters)}, and {sorted(wanted)} were given up"
 
 
 def _left_in_a_service(part: object) -> Iterator[str]:

@@ -18,6 +18,7 @@ from tests.sim.system.region import Region
 
 KINDS = (
     "kill",
+    "brains_dead",
     "stop",
     "drain",
     "cut",
@@ -98,6 +99,7 @@ class Faults:
     def over(self) -> None:
         """Everything works again; what hangs is started anew."""
         region = self._region
+        region.calm_since_s = region.loop.time()
         for host in region.hosts:
             host.go_on()
             self._shape(host, _calm)
@@ -114,6 +116,11 @@ class Faults:
 
     def _kill(self, fault: Fault, hosts: list[Host]) -> _Acts:
         return _each(hosts, lambda host: host.kill(unsent=fault.share < 0.5)), _nothing
+
+    def _brains_dead(self, fault: Fault, hosts: list[Host]) -> _Acts:
+        """Every scheduler, for a while: the lanes fire what is parked."""
+        schedulers = self._region.schedulers
+        return _each(schedulers, lambda host: host.kill(unsent=False, down_s=fault.lasts_s + 4.0)), _nothing
 
     def _stop(self, fault: Fault, hosts: list[Host]) -> _Acts:
         return _each(hosts, lambda host: host.stop()), _each(hosts, lambda host: host.go_on())

@@ -102,23 +102,23 @@ class Host:
         if self.life is life:
             self._over(life)
 
-    def _over(self, life: Incarnation) -> None:
+    def _over(self, life: Incarnation, down_s: float = RESTART_S) -> None:
         part, self.life, self.part = self.part, None, None
         self.dead.append(life)
         self.on_end(part)
-        self._restart = self.loop.call_later(RESTART_S, self.boot)
+        self._restart = self.loop.call_later(down_s, self.boot)
 
     # --- faults --------------------------------------------------------------------------------------
 
-    def kill(self, *, unsent: bool) -> None:
-        """As kill -9. `unsent`: what it sent last does not arrive."""
+    def kill(self, *, unsent: bool, down_s: float = RESTART_S) -> None:
+        """As kill -9. `unsent`: what it sent last does not arrive. It is started again after `down_s`."""
         life = self.life
         if life is None:
             return
         life.process.kill()
         for bus in life.buses:
             bus.nc.vanish(unsent=unsent)
-        self._over(life)
+        self._over(life, down_s)
 
     def drain(self) -> None:
         """As SIGTERM."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,6 +25,7 @@ from laneway.runtime.settings import (
     ProcessSettings,
     SchedulerSettings,
     Settings,
+    TenantJobsMax,
     WorkerSettings,
 )
 from laneway.runtime.tokenizer import load_tokenizer
@@ -46,13 +48,30 @@ CHORES_S = 2.0
 
 
 class Shape(Struct, frozen=True):
-    """How large the region is and how fast its engines are."""
+    """How large the region is, how fast its engines are, and how little may be in one message or be one tenant's."""
 
     doors: int = 2
     schedulers: int = 2
     workers: int = 3
     slots: int = 4
     pace_s: float = 0.05
+    inline_bytes_max: int = 100_000  # of a task in a lane message
+    tenant_jobs_max: int = 1000
+    tenant_streams_max: int = 1000
+
+
+def draw_shape(seed: int) -> Shape:
+    random = Random(f"{seed} shape")
+    return Shape(
+        doors=random.choice((1, 2, 2, 3)),
+        schedulers=random.choice((1, 2, 2)),
+        workers=random.choice((1, 2, 3, 3, 4)),
+        slots=random.choice((2, 4, 4)),
+        pace_s=random.choice((0.03, 0.05, 0.1)),
+        inline_bytes_max=random.choice((100_000, 100_000, 100)),
+        tenant_jobs_max=random.choice((1000, 1000, 6)),
+        tenant_streams_max=random.choice((1000, 1000, 4)),
+    )
 
 
 def settings_of(shape: Shape) -> Settings:
@@ -62,7 +81,13 @@ def settings_of(shape: Shape) -> Settings:
             request_timeout_s=1.0, ack_wait_priority_s=2.0, ack_wait_deferrable_s=4.0, ack_wait_batch_s=6.0
         ),
         process=ProcessSettings(drain_s=DRAIN_S),
-        admission=AdmissionSettings(publish_s_max=4.0, stream_buffer_bytes=STREAM_BYTES, storage_poll_s=2.0),
+        admission=AdmissionSettings(
+            publish_s_max=4.0,
+            stream_buffer_bytes=STREAM_BYTES,
+            storage_poll_s=2.0,
+            tenant_jobs_max=_jobs_max(shape),
+            tenant_streams_max=shape.tenant_streams_max,
+        ),
         scheduler=SchedulerSettings(plan_interval_s=0.5, sweep_s=2.0),
         worker=WorkerSettings(pull_fallback_s=0.5, step_timeout_s=4.0),
         policy=PolicySettings(ready_ahead_s=1.0),
@@ -89,6 +114,11 @@ def settings_of(shape: Shape) -> Settings:
             ),
         ),
     )
+
+
+def _jobs_max(shape: Shape) -> TenantJobsMax:
+    most = shape.tenant_jobs_max
+    return TenantJobsMax(priority=most, deferrable=most, batch=most)
 
 
 @dataclass
@@ -119,6 +149,7 @@ class Region:
         self.server.on_removed = self.history.removed
         self.engines = EngineBook()
         self.loop = loop
+        self.calm_since_s: float | None = None  # the loop's time from which on there were no faults
         self.freed_s_max = 10.0  # from a deadline to the last step for its job, whatever happens
 
         def hosts(role: str, count: int, main: Callable[[Host, Incarnation], object]) -> list[Host]:

@@ -12,23 +12,22 @@ from collections import Counter
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import structlog
 
+from laneway.runtime.references import References
 from tests.sim.system.asks import draw_asks
 from tests.sim.system.callers import Callers
 from tests.sim.system.checks import check_all
 from tests.sim.system.faults import Faults, draw_faults
 from tests.sim.system.loop import SimLoop, here, run, until
-from tests.sim.system.region import Region, Shape
+from tests.sim.system.region import Region, Shape, draw_shape
 
-ASKS = 50
 ASKS_S = 24.0
-FAULTS = 14
 FAULTS_S = 30.0
 SETTLE_S = 75.0  # after the faults: then everything must have ended
-USUAL = Shape()
 REST_S = 12.0  # after the last end: leases, sweeps and beats that follow
 
 
@@ -48,8 +47,13 @@ class Report:
         return "\n".join(lines)
 
 
-def simulate(seed: int, shape: Shape = USUAL, *, asks: int = ASKS, faults: int = FAULTS) -> Report:
-    with _logged() as log:
+def simulate(seed: int, shape: Shape | None = None, *, asks: int = 0, faults: int | None = None) -> Report:
+    """What is not given is drawn from the seed."""
+    random = Random(f"{seed} sizes")
+    drawn_asks, drawn_faults = random.choice((30, 50, 80)), random.choice((0, 6, 14, 14, 30))
+    shape, asks = shape or draw_shape(seed), asks or drawn_asks
+    faults = drawn_faults if faults is None else faults
+    with _logged() as log, small_messages(shape):
         return run(lambda: _simulate(seed, shape, asks, faults, log))
 
 
@@ -104,6 +108,18 @@ def _watch_wire(region: Region, loop: SimLoop) -> Any:
 
     region.server.publish = watched  # type: ignore[method-assign]
     return digest
+
+
+@contextmanager
+def small_messages(shape: Shape) -> Iterator[None]:
+    """Tasks above the shape's size go to the object store, as very large ones always do."""
+    defaults = References.__init__.__kwdefaults__
+    before = defaults["inline_bytes_max"]
+    defaults["inline_bytes_max"] = shape.inline_bytes_max
+    try:
+        yield
+    finally:
+        defaults["inline_bytes_max"] = before
 
 
 @contextmanager

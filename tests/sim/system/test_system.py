@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 
 from tests.sim.system.faults import KINDS, draw_faults
-from tests.sim.system.run import FAULTS, FAULTS_S, simulate
+from tests.sim.system.run import FAULTS_S, simulate
 
 GIVEN = os.environ.get("LANEWAY_SIM_SEED", "")
 FEW = tuple(map(int, GIVEN.split(","))) if GIVEN else (3, 14, 41)
@@ -21,6 +21,7 @@ SEEDS = 200
 CHUNK = 20
 # Each of these failed once, for the reason that is told; see CHANGELOG and the tests of that name.
 REGRESSIONS: dict[int, str] = {
+    25: "a plan counted a tenant's jobs only up to the last write that ended none",
     82: "a job asked for twice with one key counted among its tenant's open jobs for ever",
     187: "a message of a producer lay for its whole ack wait because the storage was full for a moment",
     17: "both schedulers asked for the term without a pause while the storage was full",
@@ -57,7 +58,7 @@ def test_every_seed_that_failed_once_holds():
 
 def test_the_seeds_of_ci_have_faults_of_every_kind():
     hosts = ["door0", "scheduler0", "worker0", "worker1"]
-    drawn = Counter(fault.kind for seed in range(SEEDS) for fault in draw_faults(seed, hosts, FAULTS, FAULTS_S))
+    drawn = Counter(fault.kind for seed in range(SEEDS) for fault in draw_faults(seed, hosts, 14, FAULTS_S))
     assert set(drawn) == set(KINDS)
     assert min(drawn.values()) >= 20
 
