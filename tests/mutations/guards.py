@@ -55,6 +55,14 @@ GUARDS = (
     ),
     Guard(
         "5",
+        "a tenant's stream gives its place back however it ends",
+        f"{SERVICES}/admission/tenants.py",
+        "        self._streams.remove(self)\n",
+        "        pass\n",
+        "tests/wire/test_fault_counts.py::test_a_tenant_has_all_its_streams_after_ten_of_each_bad_end",
+    ),
+    Guard(
+        "5",
         "a seat is given back however its run ends",
         f"{WORKERS}/runs.py",
         "            self._seats.give_back(run.seat)\n",

@@ -208,6 +208,25 @@ def test_the_doors_counts_equal_a_recount_whatever_happens(seed: int):
         assert all(ledger.open("acme", each) == ledger.recount("acme", each) >= 0 for each in LANES)
 
 
+@pytest.mark.parametrize("doors", [1, 2, 5])
+def test_several_doors_go_beyond_a_limit_by_what_the_others_accept_between_two_plans_and_no_more(doors: int):
+    limit, open_jobs = 20, 12
+    ledgers = [TenantLedger(ManualClock()) for _ in range(doors)]
+    for ledger in ledgers:
+        ledger.plan_arrived(plan(open_jobs, TenantDepth("acme", BATCH, open_jobs)))
+    sequence, taken = open_jobs, 0
+    for turn in range(3 * limit):  # a storm that every door hears at once
+        ledger = ledgers[turn % doors]
+        if ledger.open("acme", BATCH) < limit:
+            sequence += 1
+            taken += 1
+            accept(ledger, f"j{turn}", sequence)
+    assert taken == doors * (limit - open_jobs)
+    for ledger in ledgers:
+        ledger.plan_arrived(plan(sequence, TenantDepth("acme", BATCH, open_jobs + taken)))
+        assert ledger.open("acme", BATCH) == open_jobs + taken >= limit, "the next plan shows all, and each refuses"
+
+
 # --- live streams ----------------------------------------------------------------------------------
 
 
