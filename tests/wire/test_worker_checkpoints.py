@@ -21,13 +21,14 @@ from laneway.runtime.reading import subject_list
 from laneway.runtime.wire.checkpoints import encode_checkpoint
 from laneway.workers import metrics
 from laneway.workers.checkpointing import TOKENS
+from laneway.workers.run import JobRun
 from tests.support.nats import REGION, eventually
 from tests.support.worker import ByteDoor, RunningWorker, Yard, yard
 from tests.support.worker_process import worker_process
 
 pytestmark = [pytest.mark.wire, pytest.mark.timeout(120)]
 
-QUICK = {"nats__ack_wait_priority_s": 1.0, "nats__ack_wait_batch_s": 1.0, "engine__pace_s": 0.01}
+QUICK: dict[str, Any] = {"nats__ack_wait_priority_s": 1.0, "nats__ack_wait_batch_s": 1.0, "engine__pace_s": 0.01}
 PLAIN = Sampling(max_tokens=300, temperature=0.0)
 WITH_LOGPROBS = Sampling(max_tokens=300, temperature=0.0, logprobs=True, top_logprobs=2)
 SEEDED = Sampling(max_tokens=150, temperature=1.0, seed=7)
@@ -210,7 +211,7 @@ async def test_a_kept_job_whose_worker_and_door_both_die_goes_on(nats_server: Lo
 async def generated(running: RunningWorker, job_id: str, tokens: int) -> None:
     runs = running.worker.runs
     assert runs is not None
-    await eventually(lambda: (run := runs.running(job_id)) is not None and run.generated >= tokens)
+    await eventually(lambda: isinstance(run := runs.running(job_id), JobRun) and run.generated >= tokens)
 
 
 async def test_nothing_that_was_computed_is_lost_by_a_drain(nats_server: LocalNats):
