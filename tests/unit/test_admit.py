@@ -111,7 +111,8 @@ def test_a_region_that_is_not_allowed_is_named():
 @pytest.mark.parametrize("used", [None, 0.81, 1.0])
 def test_nearly_full_or_unknown_storage_refuses_with_a_retry_time(used: float | None):
     decision = decide(contract(), storage=used)
-    assert decision.refusal is StorageFull
+    wanted = (Unavailable, "STORAGE_UNKNOWN") if used is None else (StorageFull, "STORAGE_FULL")
+    assert (decision.refusal, decision.verdict.reason) == wanted
     assert decision.verdict.retry_after_s == pytest.approx(2.0 * (0.8 + 0.5 * 0.4))
 
 

@@ -10,7 +10,7 @@ from laneway.core.errors import Code
 from laneway.core.job import Attempt, JobError, JobRecord
 from laneway.core.lanes import JobState, Lane
 from laneway.runtime.records import StoredRecord
-from laneway.workers.claims import Ack, Delivered, End, Nak, Stands, Term, Write, judge
+from laneway.workers.claims import NO_RECORD_DELAY_S, Ack, Delivered, End, Nak, Stands, Term, Write, judge
 from tests.support.nats import make_record
 
 NOW_S = 1_800_000_000.0
@@ -46,7 +46,9 @@ def rule(
     )
 
 
-def test_no_record_means_the_message_goes():
+def test_no_record_means_the_message_goes_once_it_is_seen_twice():
+    """A deposed leader that stood still says for a moment that what came meanwhile is not there."""
+    assert rule(None, redelivered=False) == Nak(NO_RECORD_DELAY_S, "no_record")
     assert rule(None) == Term("NO_RECORD")
 
 

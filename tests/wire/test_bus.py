@@ -19,6 +19,7 @@ from laneway.runtime.bus import (
     StreamFull,
     WrongSequence,
 )
+from laneway.runtime.bus_errors import ERR_TRY_AGAIN, api_error, publish_error
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.settings import NatsSettings
@@ -359,3 +360,12 @@ async def test_what_was_posted_without_a_connection_is_sent_once_there_is_one(na
         await bus.emit("later", b"3")
         await eventually(lambda: got[-1:] == [b"3"])
     assert got in ([b"1", b"2", b"3"], [b"3"])  # the subscription may have come after the first two
+
+
+@pytest.mark.parametrize("err_code", sorted(ERR_TRY_AGAIN))
+def test_what_jetstream_takes_soon_is_unavailable_with_a_time_to_come_again(err_code: int):
+    """As while a cluster has no leader: whether a message was published or a record asked for."""
+    for error in (publish_error(503, err_code, "later"), api_error(503, err_code, "later")):
+        assert isinstance(error, NoStream)
+        assert error.retry_after_s is not None
+    assert isinstance(api_error(404, 10037, "no message found"), ApiError)

@@ -254,7 +254,8 @@ async def test_a_job_whose_first_taker_died_before_its_claim_is_claimed_by_the_n
     assert isinstance(claimed, StoredRecord)
     assert (claimed.record.state, claimed.record.owner) == (JobState.RUNNING, "w2")
     detached = replace(record, job_id=f"{record.job_id}x", attached=False)
-    assert await claims(provisioned_bus, "w2").claim(delivered(detached), alone) == Term("NO_RECORD")
+    second = delivered(detached, redelivered=True)
+    assert await claims(provisioned_bus, "w2").claim(second, alone) == Term("NO_RECORD")
 
 
 async def test_of_many_first_claims_one_stores_the_record(provisioned_bus: Bus):

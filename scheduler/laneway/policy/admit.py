@@ -128,10 +128,15 @@ def admit(ask: Ask, situation: Situation, params: AdmitParams) -> Decision:
             ask, first, contract, Unavailable, "REGION_DRAINING", f"the region {ask.region} takes no new work now",
             retry_s=_retry(params.retry_s_max, situation, params),
         )  # fmt: skip
-    if situation.storage_used is None or situation.storage_used > params.storage_max:
-        share = "unknown" if situation.storage_used is None else f"{situation.storage_used:.0%}"
+    if situation.storage_used is None:  # NATS is away, most likely: whoever calls it full sends people to look there
         return _refused(
-            ask, first, contract, StorageFull, "STORAGE_FULL", f"the queue's storage use is {share}",
+            ask, first, contract, Unavailable, "STORAGE_UNKNOWN", "NATS does not tell how full the queue's storage is",
+            retry_s=_retry(params.storage_retry_s, situation, params),
+        )  # fmt: skip
+    if situation.storage_used > params.storage_max:
+        return _refused(
+            ask, first, contract, StorageFull, "STORAGE_FULL",
+            f"the queue's storage use is {situation.storage_used:.0%}",
             retry_s=_retry(params.storage_retry_s, situation, params),
         )  # fmt: skip
     most = params.tenant_jobs_max.get(contract.lane, 0)

@@ -34,6 +34,7 @@ from laneway.runtime.bus_errors import (
     PublishUnknown,
     StreamFull,
     WrongSequence,
+    api_error,
     refused_act,
 )
 from laneway.runtime.callbacks import Callbacks
@@ -319,7 +320,7 @@ class Bus:
         answer: dict[str, Any] = msgspec.json.decode(msg.data)
         error = answer.get("error")
         if error is not None:
-            raise ApiError(error.get("code", 0), error.get("err_code", 0), error.get("description", ""))
+            raise api_error(error.get("code", 0), error.get("err_code", 0), error.get("description", ""))
         return answer
 
     async def request(

@@ -136,6 +136,11 @@ def publish_error(code: int, err_code: int, description: str) -> BusError:
         return StreamFull(description)
     if err_code in ERR_OUT_OF_STORAGE:
         return OutOfStorage(description)
+    return api_error(code, err_code, description)
+
+
+def api_error(code: int, err_code: int, description: str) -> BusError:
+    """The error for a request of the API that JetStream refused. What it will take soon is no fault of the asker's."""
     if err_code in ERR_TRY_AGAIN:
         return NoStream(description)
     return ApiError(code, err_code, description)

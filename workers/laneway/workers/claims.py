@@ -27,6 +27,7 @@ from laneway.workers.retries import Retries, least_service_s
 STRIKES_MAX = 3  # failed starts of a job after which it is not tried again
 STRIKES_ALONE = 2  # failed starts after which it runs alone, so that it cannot take others with it
 UNWATCHED_DELAY_S = 1.0  # until we have watched leases for long enough to say who is dead
+NO_RECORD_DELAY_S = 2.0  # until a second look
 NOT_BEFORE_DELAY_S_MAX = 3600.0
 UNREADABLE_DELAY_S = 10.0  # a record of a later release: one of its workers may read it
 CLAIM_TRIES_MAX = 8
@@ -118,7 +119,8 @@ def judge(
     `owner_alive`: what the leases say of the record's owner; None: not watched for long enough.
     """
     if stored is None:
-        return Term("NO_RECORD")
+        # A leader that stood still for a while and lost its office answers from what it knew then, for a moment.
+        return Term("NO_RECORD") if redelivered else Nak(NO_RECORD_DELAY_S, "no_record")
     record = stored.record
     if record.state.terminal:
         return Ack(stored)
