@@ -27,7 +27,7 @@ from laneway.admission.ingest_messages import encode_verdict, parse_body
 from laneway.core.checkpoints import Delta
 from laneway.core.dead_letters import DeadLetter
 from laneway.core.errors import Code
-from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
+from laneway.core.fleet import LanePlan, Plan, PoolPlan, TenantDepth, WorkerLease, WorkerState
 from laneway.core.job import (
     SCHEMA,
     Attempt,
@@ -236,6 +236,8 @@ PLAN = Plan(
         ),
     ),
     paused=frozenset({Lane.BATCH}),
+    tenants=(TenantDepth("acme", Lane.BATCH, 4_100),),
+    counted_before=98_765,
 )
 DIGEST = RegionDigest(
     region="eu",
