@@ -10,6 +10,7 @@ again after an interruption, and it goes on where it was.
 import asyncio
 import sys
 import uuid
+from hashlib import sha256
 
 import nats
 from nats.js import JetStreamContext
@@ -26,6 +27,17 @@ async def last(js: JetStreamContext, stream: str, subject: str) -> bytes:
             return (await js.get_last_msg(stream, subject, direct=True)).data or b""
         except NotFoundError:
             await asyncio.sleep(0.2)
+
+
+async def result_of(js: JetStreamContext, record: bus_pb2.JobRecord) -> task_pb2.Result:
+    """A result that is too large for its record is in the object store, in chunks."""
+    stored, data, number = record.result_object, b"", 0
+    while len(data) < stored.size_bytes:
+        chunk = f"$O.OBJECTS_local.C.{stored.name.replace('/', '.')}.{number}"
+        data, number = data + await last(js, "OBJ_OBJECTS_local", chunk), number + 1
+    if stored.size_bytes and sha256(data).digest() != stored.sha256:
+        raise ValueError(f"the result {stored.name} is damaged")
+    return task_pb2.Result.FromString(data) if data else record.result
 
 
 async def main(prompts: list[str], url: str = "nats://127.0.0.1:4222", seed_file: str = "") -> None:
@@ -49,7 +61,7 @@ async def main(prompts: list[str], url: str = "nats://127.0.0.1:4222", seed_file
         while record.state < common_pb2.JOB_STATE_SUCCEEDED:  # this and the states after it are ends
             await asyncio.sleep(0.2)
             record = bus_pb2.JobRecord.FromString(await last(js, "JOBS_local", f"job.local.default.{job_id}"))
-        print(f"{prompt} {record.result.text or record.error.message}")
+        print(f"{prompt} {(await result_of(js, record)).text or record.error.message}")
     await bus.close()
 
 

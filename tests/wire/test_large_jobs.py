@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import nats
 import pytest
 from msgspec.structs import replace
 
@@ -23,7 +25,7 @@ from laneway.runtime.settings import GrpcSettings, NatsSettings, Settings
 from laneway.runtime.tokenizer import ByteTokenizer
 from laneway.runtime.wire.records import encode_task
 from laneway.v1 import admission_pb2 as pb
-from laneway.v1 import common_pb2, task_pb2
+from laneway.v1 import bus_pb2, common_pb2, task_pb2
 from laneway.workers import messages
 from tests.support.admission import (
     CLOCK,
@@ -47,6 +49,7 @@ from tests.support.nats import REGION, eventually, provision_region
 pytestmark = pytest.mark.wire
 
 MIB = 1024 * 1024
+ROOT = Path(__file__).parents[2]
 WIDE = 200  # of the tokenizer of bytes; two bytes on the wire
 OBJECTS = subjects.objects_stream(REGION)
 
@@ -122,6 +125,7 @@ async def test_a_large_prompt_among_small_ones_runs_and_the_others_notice_nothin
         assert (stats["reconnects"], stats["errors_received"]) == (0, 0)
 
 
+@pytest.mark.slow
 async def test_a_prompt_beyond_the_context_is_refused_by_name_and_stores_nothing(
     nats_server: LocalNats, tmp_path: Path
 ):
@@ -132,6 +136,7 @@ async def test_a_prompt_beyond_the_context_is_refused_by_name_and_stores_nothing
         assert (await objects(door), await door.messages(), await door.job_ids()) == (0, 0, [])
 
 
+@pytest.mark.slow
 async def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised(
     nats_server: LocalNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -164,6 +169,7 @@ async def test_a_task_at_the_limit_travels_in_its_message_and_one_above_it_by_re
         assert await objects(door) == 1
 
 
+@pytest.mark.slow
 async def test_a_request_at_the_limit_is_judged_and_one_byte_more_is_not_taken(nats_server: LocalNats, tmp_path: Path):
     limit = GrpcSettings().request_bytes_max
     async with gate(nats_server, tmp_path) as door:
@@ -177,6 +183,7 @@ async def test_a_request_at_the_limit_is_judged_and_one_byte_more_is_not_taken(n
         assert (type(error), error.reason) == (InvalidRequest, "MESSAGE_TOO_LARGE")
 
 
+@pytest.mark.slow
 async def test_a_parked_large_job_is_moved_as_a_small_message(nats_server: LocalNats, tmp_path: Path):
     async with open_gate(nats_server, tmp_path, large_settings(nats_server)) as (door, worker):
         not_before = {"seconds": int(CLOCK.now()) + 600}
@@ -204,6 +211,7 @@ async def test_a_key_names_one_large_job_and_its_prompt_stands(nats_server: Loca
         assert (await resolver(door).job(job)).task.prompt_ids == (WIDE,) * MIB
 
 
+@pytest.mark.slow
 async def test_a_large_attached_job_has_its_record_before_its_message(nats_server: LocalNats, tmp_path: Path):
     """Else an object could be swept whose job waits in its lane."""
     async with open_gate(nats_server, tmp_path, large_settings(nats_server)) as (door, worker):
@@ -215,6 +223,7 @@ async def test_a_large_attached_job_has_its_record_before_its_message(nats_serve
         call.cancel()
 
 
+@pytest.mark.slow
 async def test_many_and_producers_may_send_what_is_large_as_well(nats_server: LocalNats, tmp_path: Path):
     async with open_gate(nats_server, tmp_path, large_settings(nats_server)) as (door, worker):
         call = door.stub.SubmitMany()
@@ -243,6 +252,7 @@ async def test_a_full_object_store_refuses_large_prompts_alone(nats_server: Loca
         await door.stub.Submit(pb.SubmitRequest(spec=spec(lane=Lane.BATCH)))
 
 
+@pytest.mark.slow
 async def test_prompts_leave_room_for_results_in_the_object_store(nats_server: LocalNats, tmp_path: Path):
     settings = large_settings(nats_server, storage_fraction_max=0.5, storage_poll_s=0.3)
     async with open_gate(nats_server, tmp_path, settings) as (door, worker):
@@ -301,6 +311,32 @@ async def test_a_large_result_reads_the_same_through_every_door(nats_server: Loc
         assert (type(beyond), beyond.field) == (InvalidRequest, "from_index")
 
 
+@pytest.mark.slow
+async def test_a_producer_reads_a_large_result_as_the_example_does(nats_server: LocalNats, tmp_path: Path):
+    example = spec_from_file_location("producer_example", ROOT / "examples" / "producer.py")
+    assert example is not None
+    assert example.loader is not None
+    module = module_from_spec(example)
+    example.loader.exec_module(module)
+    async with open_gate(nats_server, tmp_path, large_settings(nats_server)) as (door, worker):
+        request = pb.SubmitRequest(spec=spec(lane=Lane.BATCH))
+        await door.bus.store(f"ingest.{REGION}.batch.default", request.SerializeToString())
+        result = long_result(500_000)
+        done = await finish_by_reference(await worker.take(Lane.BATCH), worker, result)
+        nc = await nats.connect(nats_server.url)
+        try:
+            js = nc.jetstream()
+            subject = subjects.record(REGION, done.tenant, done.job_id)
+            record = bus_pb2.JobRecord.FromString(await module.last(js, f"JOBS_{REGION}", subject))
+            assert (await module.result_of(js, record)).text == result.text
+            record.result_object.sha256 = bytes(32)
+            with pytest.raises(ValueError, match="damaged"):
+                await module.result_of(js, record)
+        finally:
+            await nc.close()
+
+
+@pytest.mark.slow
 async def test_lists_tell_of_large_results_without_fetching_them(
     nats_server: LocalNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -340,6 +376,7 @@ async def test_a_stream_that_has_every_token_ends_without_a_fetch(
         assert fetched == 0
 
 
+@pytest.mark.slow
 async def test_a_read_beyond_a_response_says_to_watch(nats_server: LocalNats, tmp_path: Path):
     settings = large_settings(nats_server)
     settings = msgspec.structs.replace(settings, grpc=GrpcSettings(response_bytes_max=2 * MIB))
@@ -353,6 +390,7 @@ async def test_a_read_beyond_a_response_says_to_watch(nats_server: LocalNats, tm
         assert text_of(await rest(door.stub.Watch(pb.WatchRequest(job_id=job_id)))) == result.text
 
 
+@pytest.mark.slow
 async def test_a_lost_result_is_said_to_be_lost(nats_server: LocalNats, tmp_path: Path):
     async with open_gate(nats_server, tmp_path, large_settings(nats_server)) as (door, worker):
         call = door.stub.Generate(generate())
@@ -369,6 +407,7 @@ async def test_a_lost_result_is_said_to_be_lost(nats_server: LocalNats, tmp_path
             assert (await error_of_call(ended)).reason == "OBJECT_LOST"
 
 
+@pytest.mark.slow
 async def test_a_result_that_cannot_be_had_now_is_asked_for_again(
     nats_server: LocalNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

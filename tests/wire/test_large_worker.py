@@ -95,6 +95,7 @@ async def test_a_prompt_that_is_gone_ends_its_job_by_name(nats_server: LocalNats
         assert after.state is JobState.SUCCEEDED
 
 
+@pytest.mark.slow
 async def test_a_prompt_that_cannot_be_had_now_is_fetched_at_the_next_delivery(
     nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
 ):
@@ -135,6 +136,7 @@ class Stuck:
         monkeypatch.setattr(ObjectStore, "get", get)
 
 
+@pytest.mark.slow
 async def test_a_fetch_holds_a_seat_and_no_more_jobs_are_taken_than_there_are_seats(
     nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
 ):
@@ -151,6 +153,7 @@ async def test_a_fetch_holds_a_seat_and_no_more_jobs_are_taken_than_there_are_se
         await at_rest(place)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_drains_gives_back_at_once_what_it_still_fetches(
     nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
 ):
@@ -167,6 +170,7 @@ async def test_a_worker_that_drains_gives_back_at_once_what_it_still_fetches(
         await at_rest(place)
 
 
+@pytest.mark.slow
 async def test_a_job_that_is_cancelled_while_its_prompt_is_fetched_never_runs(
     nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
 ):
@@ -185,6 +189,7 @@ async def test_a_job_that_is_cancelled_while_its_prompt_is_fetched_never_runs(
         assert (ended.state, ended.attempt) == (JobState.CANCELLED, 0)
 
 
+@pytest.mark.slow
 async def test_a_message_that_comes_again_while_its_prompt_is_fetched_starts_nothing_twice(
     nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
 ):
@@ -258,6 +263,7 @@ async def test_a_result_that_fits_stays_in_its_record_and_one_byte_more_goes_by_
         assert whole.result == answer(size)
 
 
+@pytest.mark.slow
 async def test_a_result_that_the_object_store_refuses_ends_the_job_by_name(
     nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
 ):
@@ -278,6 +284,7 @@ async def test_a_result_that_the_object_store_refuses_ends_the_job_by_name(
         assert (await place.record(stored.record.job_id)) == done.record
 
 
+@pytest.mark.slow
 async def test_a_result_is_tried_again_until_the_object_store_answers_and_not_for_ever(
     nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
 ):

@@ -92,6 +92,7 @@ async def test_an_object_outlives_its_record_by_a_day(place: Place):
     assert await place.left() == set()
 
 
+@pytest.mark.slow
 async def test_a_record_in_any_state_keeps_its_objects(place: Place):
     record = make_record()
     refused = refuse(record, JobError(Code.RESOURCE_EXHAUSTED, "LANE_SATURATED", ""), 1.0)
@@ -102,6 +103,7 @@ async def test_a_record_in_any_state_keeps_its_objects(place: Place):
     assert await place.left() == {name}
 
 
+@pytest.mark.slow
 async def test_who_does_not_lead_takes_nothing_away(place: Place):
     name = await place.put(make_record())
     place.clock.advance(ORPHAN_S + 1.0)
@@ -110,6 +112,7 @@ async def test_who_does_not_lead_takes_nothing_away(place: Place):
     assert await place.left() == {name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("looks", "sweeps"), [(4, 1), (3, 2), (1, 4)])
 async def test_each_sweep_looks_for_a_bounded_number_of_records_and_all_get_their_turn(
     place: Place, monkeypatch: pytest.MonkeyPatch, looks: int, sweeps: int

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from laneway.core import subjects
 from laneway.core.catalogue import Catalogue
+from laneway.core.clock import ManualClock
 from laneway.core.errors import ObjectLost, ObjectStoreFull
 from laneway.core.objects import TASK, ObjectName
 from laneway.runtime import objects as module
@@ -24,6 +25,7 @@ from laneway.runtime.objects import (
     ObjectTooLarge,
 )
 from laneway.runtime.reading import last_from_leader
+from laneway.scheduler.object_sweep import ORPHAN_S, ObjectSweep
 from tests.support.nats import REGION, TENANT, provision_region
 from tests.support.rights import guarded_region
 
@@ -72,12 +74,14 @@ async def test_the_official_client_reads_lists_and_deletes_what_we_put(store: Ob
         await store.get(ref)
 
 
+@pytest.mark.slow
 async def test_objects_of_the_official_client_are_left_alone(store: ObjectStore, provisioned_bus: Bus):
     theirs = await provisioned_bus.nc.jetstream().object_store(subjects.objects_bucket(REGION))
     await theirs.put("notes", b"by hand")
     assert await store.listed() == []
 
 
+@pytest.mark.slow
 async def test_an_object_has_a_limit(store: ObjectStore, provisioned_bus: Bus, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "OBJECT_BYTES_MAX", CHUNK_BYTES)
     ref = await put(store, some(CHUNK_BYTES))
@@ -103,6 +107,7 @@ async def test_what_is_not_what_was_put_is_lost(store: ObjectStore, provisioned_
         await store.get(ref)
 
 
+@pytest.mark.slow
 async def test_removing_leaves_nothing_and_may_be_repeated(store: ObjectStore, provisioned_bus: Bus):
     kept, gone = await put(store, b"kept"), await put(store, some(3 * CHUNK_BYTES))
     for _ in range(2):
@@ -113,6 +118,7 @@ async def test_removing_leaves_nothing_and_may_be_repeated(store: ObjectStore, p
         await store.get(gone)
 
 
+@pytest.mark.slow
 async def test_each_put_is_an_object_of_its_own(store: ObjectStore):
     first, second = await put(store, b"one", "result-1"), await put(store, b"two", "result-1")
     assert (await store.get(first), await store.get(second)) == (b"one", b"two")
@@ -130,6 +136,7 @@ async def test_a_full_store_refuses_and_keeps_nothing_of_it(bus: Bus, catalogue:
     assert await store.get(await put(store, some(2 * CHUNK_BYTES, seed=9))) == some(2 * CHUNK_BYTES, seed=9)
 
 
+@pytest.mark.slow
 async def test_everything_of_an_object_expires_a_day_after_its_record(store: ObjectStore, provisioned_bus: Bus):
     await put(store, some(CHUNK_BYTES + 1), left_s=600.0)
     for sequence in (1, 2, 3):
@@ -139,6 +146,7 @@ async def test_everything_of_an_object_expires_a_day_after_its_record(store: Obj
         assert 600 + KEPT_BEYOND_S <= int(stored.headers["Nats-TTL"].removesuffix("s")) <= 602 + KEPT_BEYOND_S
 
 
+@pytest.mark.slow
 async def test_a_chunk_whose_acknowledgement_is_lost_is_stored_once(
     store: ObjectStore, provisioned_bus: Bus, monkeypatch: pytest.MonkeyPatch
 ):
@@ -160,6 +168,7 @@ async def test_a_chunk_whose_acknowledgement_is_lost_is_stored_once(
     assert await store.get(ref) == data
 
 
+@pytest.mark.slow
 async def test_who_is_cancelled_while_it_puts_leaves_a_part_that_can_be_told(
     store: ObjectStore, provisioned_bus: Bus, monkeypatch: pytest.MonkeyPatch
 ):
@@ -196,3 +205,26 @@ async def test_a_producer_reads_the_objects_of_its_own_tenant_alone(tmp_path: Pa
         for body in (b'{"seq":1}', b'{"multi_last":["$O.>"]}'):
             stolen = await other.request(f"$JS.API.DIRECT.GET.{STREAM}.$O.OBJECTS_{REGION}.C.other.any", body)
             assert stolen.data == b"", "a body does not widen what the subject says"
+
+
+async def test_every_role_has_the_rights_for_its_part_and_others_have_none(tmp_path: Path):
+    clock = ManualClock(SystemClock().now())
+    async with guarded_region(tmp_path) as region, region.bus("scheduler") as scheduler:
+        for user in ("admission", "worker"):
+            async with region.bus(user) as bus:
+                store = ObjectStore(bus, REGION, clock=clock)
+                kept, gone = await put(store, some(CHUNK_BYTES + 1), left_s=10_000.0), await put(store, b"in vain")
+                assert await store.get(kept) == some(CHUNK_BYTES + 1)
+                await store.remove(ObjectName.parse(gone.name))
+                with pytest.raises(ObjectLost):  # by the leader's word
+                    await store.get(gone)
+        async with region.bus("admission") as bus:
+            assert await ObjectStore(bus, REGION).used() > 0.0
+        assert len(await ObjectStore(scheduler, REGION).listed()) == 2
+        clock.advance(ORPHAN_S + 1.0)
+        await ObjectSweep(scheduler, REGION, clock, may_act=lambda: True).sweep()
+        assert await ObjectStore(scheduler, REGION).listed() == []
+        for user in ("scheduler", "routing", "operator", "producer-acme"):
+            async with region.bus(user) as bus:
+                with pytest.raises(NotPermitted):
+                    await put(ObjectStore(bus, REGION), b"not theirs")
