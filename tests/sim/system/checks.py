@@ -15,10 +15,11 @@ from laneway.core.dead_letters import given_up
 from laneway.core.job import JobRecord, never_accepted
 from laneway.core.lanes import LANES, JobState
 from laneway.scheduler.loop import Scheduler
+from laneway.workers.claims import STRIKES_MAX
 from laneway.workers.service import Worker
 from tests.sim.system.asks import TENANTS, Ask, StreamLog, Told
 from tests.sim.system.engines import EngineRun, expected_answer
-from tests.sim.system.region import REGION, Gate, Region
+from tests.sim.system.region import CRASH_ID, ERROR_ID, REGION, Gate, Region
 
 CLOCK_S = 0.5  # how far apart two processes may take the time of NATS to be, and what a claim takes on its way
 
@@ -92,6 +93,7 @@ def _end(region: Region, final: JobRecord, by_label: dict[str, Ask]) -> Iterator
         return
     if (final.state is JobState.SUCCEEDED) != (final.result is not None):
         yield f"{final.state}, and its result is {final.result}"
+    yield from _reasons(region, ask, final)
     if final.result is None:
         return
     answer = final.result.token_ids
@@ -105,6 +107,19 @@ def _end(region: Region, final: JobRecord, by_label: dict[str, Ask]) -> Iterator
     runs = [run for run in region.engines.of(ask.prompt) if run.whole == answer]
     if answer and not any(run.stepped_s + began_s <= final.contract.deadline_s + CLOCK_S for run in runs):
         yield f"succeeded by what was computed after its deadline: {runs}"
+
+
+def _reasons(region: Region, ask: Ask, final: JobRecord) -> Iterator[str]:
+    """Nothing fails but what a fault made fail."""
+    if final.state is not JobState.FAILED:
+        return
+    assert final.error is not None
+    if given_up(final) and final.starts - final.clean < STRIKES_MAX:
+        yield f"was given up ({final.error.reason}) after {final.starts} starts, {final.clean} of them clean"
+    if final.error.reason == "ENGINE_FAILED" and ERROR_ID not in ask.prompt:
+        yield f"failed: {final.error}"
+    if region.undisturbed and not {ERROR_ID, CRASH_ID} & set(ask.prompt):
+        yield f"failed though nothing went wrong: {final.error}"
 
 
 def _one_run(region: Region, ask: Ask, answer: tuple[int, ...], what: str) -> Iterator[str]:

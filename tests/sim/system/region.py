@@ -149,6 +149,7 @@ class Region:
         self.server.on_removed = self.history.removed
         self.engines = EngineBook()
         self.loop = loop
+        self.undisturbed = False  # there are no faults, and no prompt that an engine dies of
         self.calm_since_s: float | None = None  # the loop's time from which on there were no faults
         self.freed_s_max = 10.0  # from a deadline to the last step for its job, whatever happens
 

@@ -23,8 +23,19 @@ from tests.sim.system.callers import Callers
 from tests.sim.system.checks import check_all
 from tests.sim.system.faults import Faults, draw_faults
 from tests.sim.system.loop import SimLoop, here, run, until
-from tests.sim.system.region import Region, Shape, draw_shape
+from tests.sim.system.region import CRASH_ID, Region, Shape, draw_shape
 
+# What a service logs when its own code failed.
+OWN_FAULTS = (
+    " run_failed ",
+    " step_not_taken ",
+    " chore_failed ",
+    " bus_handler_failed ",
+    " bus_callback_failed ",
+    " ingest_failed ",
+    " ingest_not_put_aside ",
+    "_unreadable ",
+)
 ASKS_S = 24.0
 FAULTS_S = 30.0
 SETTLE_S = 75.0  # after the faults: then everything must have ended
@@ -66,14 +77,15 @@ async def _simulate(seed: int, shape: Shape, asks: int, faults: int, log: list[s
         await region.start()
         callers = Callers(region, draw_asks(seed, asks, ASKS_S))
         plan = Faults(region, draw_faults(seed, [host.name for host in region.hosts], faults, FAULTS_S))
-        complaints = await _trouble_and_peace(region, callers, plan)
+        region.undisturbed = not plan.faults and not any(CRASH_ID in ask.prompt for ask in callers.asks)
+        complaints = await _trouble_and_peace(region, callers, plan, log)
         complaints += check_all(region, callers.asks)
         return Report(seed, complaints, plan.applied, log, digest.hexdigest(), loop.time(), _ends(region))
     finally:
         await region.close()
 
 
-async def _trouble_and_peace(region: Region, callers: Callers, plan: Faults) -> list[str]:
+async def _trouble_and_peace(region: Region, callers: Callers, plan: Faults, log: list[str]) -> list[str]:
     complaints: list[str] = []
     calling = asyncio.ensure_future(callers.run())
     await plan.run()
@@ -87,6 +99,7 @@ async def _trouble_and_peace(region: Region, callers: Callers, plan: Faults) -> 
         waiting = [ask.label for ask in callers.asks if not ask.done]
         complaints.append(f"not all has ended: callers of {waiting}, jobs {list(region.history.open())}")
     complaints += callers.complaints
+    complaints += [line for line in log if any(event in line for event in OWN_FAULTS)]
     complaints += [failure for host in region.hosts for failure in host.failures]
     return complaints
 
@@ -114,6 +127,7 @@ def _watch_wire(region: Region, loop: SimLoop) -> Any:
 def small_messages(shape: Shape) -> Iterator[None]:
     """Tasks above the shape's size go to the object store, as very large ones always do."""
     defaults = References.__init__.__kwdefaults__
+    assert defaults is not None
     before = defaults["inline_bytes_max"]
     defaults["inline_bytes_max"] = shape.inline_bytes_max
     try:

@@ -56,7 +56,7 @@ def kept_while_running(record: JobRecord, task: GenerateTask) -> bool:
 class Tail:
     """How much of one run's output its checkpoints hold. Owned by the run; what was written is Checkpointing's."""
 
-    __slots__ = ("due_at", "may_write", "record", "sent", "since_s", "stored", "transcript")
+    __slots__ = ("due_at", "may_write", "record", "sent", "since_s", "stored", "transcript", "tried")
 
     def __init__(
         self, record: JobRecord, transcript: Transcript, may_write: Callable[[], bool], *, known: int = 0
@@ -67,6 +67,7 @@ class Tail:
         self.transcript = transcript
         self.may_write = may_write
         self.sent = self.stored = known  # tokens; of the stored ones this is certain
+        self.tried = False  # whether any was sent, whatever became of it
         self.since_s = 0.0  # of the last delta
         self.due_at = NEVER  # number of tokens
 
@@ -76,8 +77,8 @@ class Tail:
 
     @property
     def touched(self) -> bool:
-        """Whether there may be something to remove when the job has ended."""
-        return self.sent > 0 or self.record.checkpoint_index > 0
+        """Whether there may be something to remove when the job has ended: what was not acknowledged may be there."""
+        return self.tried or self.sent > 0 or self.record.checkpoint_index > 0
 
 
 class _Sent(Struct, frozen=True):
@@ -102,7 +103,7 @@ class Checkpointing:
         self.store = store
         self._clock = clock
         self._pool = pool
-        self._tails: set[Tail] = set()
+        self._tails: dict[Tail, None] = {}
         self._due: OrderedDict[Tail, None] = OrderedDict()
         self._allowed = float(MESSAGES_PER_S_MAX)
         self._allowed_s = clock.monotonic()
@@ -117,12 +118,12 @@ class Checkpointing:
         """From now on its tokens are written."""
         tail.since_s = self._clock.monotonic()
         tail.due_at = tail.sent + TOKENS
-        self._tails.add(tail)
+        self._tails[tail] = None
 
     def leave(self, tail: Tail) -> None:
         """The run has an outcome, whatever it is."""
         tail.due_at = NEVER
-        self._tails.discard(tail)
+        self._tails.pop(tail, None)
         self._due.pop(tail, None)
 
     def due(self, tail: Tail) -> None:
@@ -156,6 +157,7 @@ class Checkpointing:
         self.write_due()
 
     def _send(self, tail: Tail, start: int) -> _Sent:
+        tail.tried = True
         ids, logprobs = tail.transcript.since(start)
         acknowledged, count, size_bytes = self.store.begin(tail.record, start, ids, logprobs)
         tail.sent = max(tail.sent, start + count)
