@@ -57,11 +57,11 @@ class RetryBudget(Struct, frozen=True):
 
     deposits: tuple[tuple[int, float], ...] = ()
 
-    def first_attempt(self, now_s: float, params: RetryParams) -> RetryBudget:
-        """The budget after one more first attempt."""
+    def first_attempt(self, now_s: float, params: RetryParams, count: int = 1) -> RetryBudget:
+        """The budget after so many more first attempts."""
         kept = self._refilled(now_s, params)
         second, amount = kept[-1]
-        return RetryBudget((*kept[:-1], (second, amount + params.deposit)))
+        return RetryBudget((*kept[:-1], (second, amount + count * params.deposit)))
 
     def left(self, now_s: float, params: RetryParams) -> float:
         """Retries that could be paid now."""

@@ -30,6 +30,8 @@ _retries = metrics.counter(
 
 class _Budget(Struct):
     left: RetryBudget
+    firsts: int = 0  # first attempts that `left` does not have yet, all of one second: counting is done for each job
+    second: int = 0
     turn_s: float = 0.0  # monotonic: when the last of those who wait may ask again
 
 
@@ -54,12 +56,16 @@ class Retries:
 
     def first_attempt(self, record: JobRecord) -> None:
         """A job was claimed that nobody had claimed before."""
-        budget = self._of(record)
-        budget.left = budget.left.first_attempt(self._clock.monotonic(), self._params)
+        budget, second = self._of(record), int(self._clock.monotonic())
+        if second != budget.second:
+            self._deposit(budget)
+            budget.second = second
+        budget.firsts += 1
 
     def pay(self, record: JobRecord) -> float:
         """Pays for one more attempt and returns 0; or seconds after which to ask again, and nothing was paid."""
         budget, now_s, lane = self._of(record), self._clock.monotonic(), record.contract.lane
+        self._deposit(budget)
         paid = budget.left.spend(now_s, self._params)
         _retries.labels(lane=lane.value, outcome="put_off" if paid is None else "paid").inc()
         if paid is not None:
@@ -75,6 +81,11 @@ class Retries:
         """How long a job whose attempt just failed is left alone, within its deadline."""
         delay_s = backoff_s(strikes(record), record.contract.lane, self._random.random(), self._params)
         return min(delay_s, max(0.0, record.contract.deadline_s - self._clock.now()))
+
+    def _deposit(self, budget: _Budget) -> None:
+        if budget.firsts:
+            budget.left = budget.left.first_attempt(budget.second, self._params, budget.firsts)
+            budget.firsts = 0
 
     def _of(self, record: JobRecord) -> _Budget:
         key = record.tenant, record.contract.lane
