@@ -1,5 +1,6 @@
 """The command by itself: usage, settings, words, and the files it writes."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -17,15 +18,29 @@ from typer.testing import CliRunner
 
 from laneway.cli import console
 from laneway.cli.endpoint import Endpoint, address_of, endpoint_file, read_endpoint, remove_endpoint, write_endpoint
+from laneway.cli.job_view import print_job
 from laneway.cli.main import app
 from laneway.cli.stack import LocalStack, StackError, StackOptions
 from laneway.cli.toml_text import merged, toml_text
 from laneway.cli.up import _tables
+from laneway.client import Job
 from laneway.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, LaneSaturated
-from laneway.core.lanes import Phase
+from laneway.core.job import Contract, Timings, Usage
+from laneway.core.lanes import JobState, Lane, Phase
 from laneway.runtime import model_files
 
 runner = CliRunner()
+
+JOB = Job(
+    "local-1", "acme", "chat", JobState.PARKED, Contract(Lane.BATCH, 1.0, 1.0, 2e9), None, 1, Timings(), Usage(), 3, 16
+)
+
+
+@pytest.mark.parametrize(("times", "shown"), [(0, ""), (1, "1 time to priority work"), (2, "2 times to priority work")])
+def test_a_job_says_how_often_it_yielded(times: int, shown: str, capsys: pytest.CaptureFixture[str]):
+    print_job(dataclasses.replace(JOB, preemptions=times))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("yielded")]
+    assert lines == ([f"yielded  {shown}"] if shown else [])
 
 
 @pytest.fixture(autouse=True)

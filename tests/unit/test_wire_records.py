@@ -75,7 +75,8 @@ _timings = st.builds(Timings, _wall, _wall, _wall, _wall, _span, _span)
 _records = st.builds(
     JobRecord, job_id=_text, tenant=_text, region=_text, model=_text, tier=_text, pool=_text, contract=_contracts,
     verdict=_verdicts, prompt_tokens=_u32, max_tokens=_u32, state=st.sampled_from(JobState), attempt=_u32,
-    lineage=st.lists(st.builds(Attempt, _u32, _u32, _text, _wall, st.booleans()), max_size=2).map(tuple), starts=_u32, clean=_u32,
+    lineage=st.lists(st.builds(Attempt, _u32, _u32, _text, _wall, st.booleans(), _wall), max_size=2).map(tuple),
+    starts=_u32, clean=_u32, preemptions=_u32,
     owner=_text, door=_text, attached=st.booleans(), publish_by_s=_wall, body_digest=st.binary(max_size=32),
     checkpoint_index=_u32, latest_start_s=_wall, device_ms=_u64, result=_maybe | _results, error=_maybe | _errors,
     timings=_timings, idempotency_key=_text, origin=_text,
@@ -209,6 +210,9 @@ class TestResponses:
         end = finished_of(self.DONE)
         assert (end.job_id, end.state, end.attempt) == ("local-1", common_pb2.JOB_STATE_SUCCEEDED, 2)
         assert (end.finish_reason, end.usage.completion_tokens) == (common_pb2.FINISH_REASON_STOP, 3)
+
+    def test_a_job_shows_how_often_it_yielded(self):
+        assert record_to_job(replace(self.DONE, preemptions=2)).preemptions == 2
 
     def test_a_job_shows_its_result_only_when_asked(self):
         assert not record_to_job(self.DONE).HasField("result")
