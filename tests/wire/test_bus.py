@@ -19,7 +19,7 @@ from laneway.runtime.bus import (
     StreamFull,
     WrongSequence,
 )
-from laneway.runtime.bus_errors import ERR_TRY_AGAIN, api_error, publish_error
+from laneway.runtime.bus_errors import ERR_OUT_OF_STORAGE, ERR_TRY_AGAIN, OutOfStorage, api_error, publish_error
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.settings import NatsSettings
@@ -369,3 +369,11 @@ def test_what_jetstream_takes_soon_is_unavailable_with_a_time_to_come_again(err_
         assert isinstance(error, NoStream)
         assert error.retry_after_s is not None
     assert isinstance(api_error(404, 10037, "no message found"), ApiError)
+
+
+@pytest.mark.parametrize("err_code", sorted(ERR_OUT_OF_STORAGE))
+def test_a_publish_that_finds_no_storage_names_a_time_to_come_again(err_code: int):
+    """Before admission's next look at the storage, this is what a caller is told."""
+    error = publish_error(503, err_code, "insufficient resources")
+    assert isinstance(error, OutOfStorage)
+    assert error.retry_after_s is not None

@@ -20,6 +20,7 @@ from laneway.core.errors import (
 )
 
 AWAY_RETRY_S = 1.0  # what a caller is told to wait
+FULL_RETRY_S = 2.0  # the same; admission knows of it by then, and names its own time
 
 # Numbers of nats-server's server/errors.json.
 ERR_STREAM_NOT_FOUND = 10059
@@ -52,6 +53,9 @@ class StreamFull(BusError, LaneSaturated):
 
 class OutOfStorage(BusError, StorageFull):
     """The account or server has no storage left; nothing was stored."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message, retry_after_s=FULL_RETRY_S)
 
 
 class _NothingDone(BusError, Unavailable):
