@@ -105,6 +105,9 @@ class Client(SyncConnection[admission.Client]):
     ) -> TokenStream:
         """Follows a job from a token index, while it runs or after it ended. Leaving the block never touches the job.
 
+        `delivered_ids`: all tokens before `from_index`, where the caller has them: should the job go on in another run
+        than the one that gave them, the stream ends with Aborted, and is no mixture of two answers.
+
         A lost connection is taken up again where it broke, until nothing was heard for `RetryParams.outage_s_max`. The
         end of a job that did not succeed raises its error.
         """
