@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from google.rpc import error_details_pb2
@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 from laneway.admission import ledger as ledgers
 from laneway.admission.ledger import Ledger
 from laneway.admission.signals import ATTACHMENT_SIZE, BEAT_SIZE_MAX, Attachment, encode_beats
-from laneway.admission.storage import POLLS_MISSED_MAX, StorageWatch
+from laneway.admission.storage import AGAIN_S, ANSWER_S_MAX, POLLS_MISSED_MAX, StorageWatch
 from laneway.client import many as client_many
 from laneway.client.channel import Surroundings
 from laneway.client.many import ManyItem, Submission
@@ -132,6 +132,25 @@ async def test_storage_counts_as_unknown_after_so_many_missed_polls():
     assert watch.used() == 0.5
     clock.advance(0.001)
     assert watch.used() is None
+
+
+@pytest.mark.looptime
+async def test_who_does_not_say_how_full_the_storage_is_is_soon_asked_again():
+    """A request to a server that died is never answered; another server may know by then."""
+
+    class Silent(Storage):
+        asked_s: ClassVar[list[float]] = []
+
+        async def storage_used(self) -> float:
+            self.asked_s.append(asyncio.get_running_loop().time())
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    watch = StorageWatch(cast(Any, Silent()), cast(Any, Storage()), ManualClock(), poll_s=2.0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(10.0):
+            await watch.run()
+    assert Silent.asked_s == pytest.approx([n * (ANSWER_S_MAX + AGAIN_S) for n in range(4)])
 
 
 def test_the_lengths_of_so_many_tenants_are_known_and_the_oldest_is_forgotten():

@@ -11,6 +11,8 @@ from laneway.runtime.logging import get_logger
 from laneway.runtime.objects import ObjectStore
 
 POLLS_MISSED_MAX = 3  # then the last answer counts as unknown
+ANSWER_S_MAX = 2.0  # is waited for, or as long as to the next poll where that is longer
+AGAIN_S = 0.5  # to the next poll after one without an answer
 
 log = get_logger("laneway.admission.storage")
 
@@ -46,8 +48,12 @@ class StorageWatch:
 
     async def run(self) -> None:
         while True:
+            wait_s = self._poll_s
             try:
-                await self.poll()
-            except BusError as error:
-                log.warning("storage_unknown", error=error.message)
-            await asyncio.sleep(self._poll_s)
+                async with asyncio.timeout(max(ANSWER_S_MAX, self._poll_s)):
+                    await self.poll()
+            except (BusError, TimeoutError) as error:
+                log.warning("storage_unknown", error=error.message if isinstance(error, BusError) else "no answer")
+                # Who was asked may have died: everything is refused until another has answered.
+                wait_s = min(self._poll_s, AGAIN_S)
+            await asyncio.sleep(wait_s)
