@@ -13,9 +13,11 @@ from msgspec.structs import replace
 from laneway.core import subjects
 from laneway.core.job import claim
 from laneway.core.lanes import Lane
+from laneway.core.objects import TASK, ObjectRef
 from laneway.runtime.bus import Bus, BusError, WrongSequence
 from laneway.runtime.lanes import LaneStore, ReleaseOutcome
 from laneway.runtime.local_nats import LocalNats
+from laneway.runtime.objects import ObjectStore
 from laneway.runtime.provision import provision
 from laneway.runtime.puller import LanePuller
 from laneway.runtime.records import RecordExists, RecordStore
@@ -167,3 +169,30 @@ async def test_the_death_of_the_leaders_node_loses_no_job_and_no_write(servers: 
             return put <= got
 
         await eventually(pulled, 40.0)
+
+
+async def test_objects_are_read_at_every_node_and_survive_the_death_of_their_leader(
+    servers: list[LocalNats], buses: list[Bus]
+):
+    stores = [ObjectStore(bus, REGION) for bus in buses]
+    data = bytes(range(256)) * 8_000
+    until_s = make_record().contract.deadline_s
+    for number in range(6):  # replicas may be behind: then the leader answers
+        ref = await stores[number % SIZE].put(TENANT, f"{REGION}-job{number}", TASK, data, until_s=until_s)
+        assert await asyncio.gather(*(store.get(ref) for store in stores)) == [data] * SIZE
+    info = await buses[0].api(f"STREAM.INFO.{subjects.objects_stream(REGION)}", {})
+    victim = int(info["cluster"]["leader"].removeprefix("n"))
+    await servers[victim].kill()
+    store = stores[(victim + 1) % SIZE]
+    refused: list[str] = []
+
+    async def put_another() -> ObjectRef | None:
+        try:
+            return await store.put(TENANT, f"{REGION}-late", TASK, data, until_s=until_s)
+        except BusError as error:
+            refused.append(error.reason)
+            return None
+
+    late = await eventually(put_another, 40.0)
+    assert await store.get(late) == data
+    assert await store.get(ref) == data
