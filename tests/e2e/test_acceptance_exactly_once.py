@@ -36,6 +36,7 @@ OPTIONS = StackOptions(
                 "engine_options": {"pace_s": 0.003},
             }
         ],
+        "policy": {"preemptions_max": 0},  # what yields is claimed again, by design
         "process": {"drain_s": 5.0},
     }
 )
