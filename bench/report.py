@@ -78,15 +78,15 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def main(measure: Callable[[bool], Awaitable[Report]], description: str) -> None:
-    """Parses the flags, runs `measure(smoke)`, prints, and exits."""
+def main(measure: Callable[[bool], Awaitable[Report]], description: str, *, limit_s: float = 600.0) -> None:
+    """Parses the flags, runs `measure(smoke)` for `limit_s` at most, prints, and exits."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--check", action="store_true", help="exit 1 when a stated bar is missed")
     parser.add_argument("--smoke", action="store_true", help="a short run that checks counts only")
     options = parser.parse_args()
     before = machine()
-    report = uvloop.run(_measured(measure, options.smoke))
+    report = uvloop.run(_measured(measure, options.smoke, limit_s))
     if options.json:
         shown = {"title": report.title, "figures": report.figures, "bars": [asdict(b) for b in report.bars]}
         shown |= {"counts": report.counts, "machine": before, "commit": _commit()}
@@ -105,8 +105,8 @@ def main(measure: Callable[[bool], Awaitable[Report]], description: str) -> None
     sys.exit(1 if failed else 0)
 
 
-async def _measured(measure: Callable[[bool], Awaitable[Report]], smoke: bool) -> Report:
-    async with asyncio.timeout(600):
+async def _measured(measure: Callable[[bool], Awaitable[Report]], smoke: bool, limit_s: float) -> Report:
+    async with asyncio.timeout(limit_s):
         return await measure(smoke)
 
 
