@@ -18,11 +18,11 @@ from laneway.core.ids import keyed_job_id
 from laneway.core.job import JobError, JobRecord
 from laneway.core.lanes import JobState, Lane
 from laneway.policy.admit import Candidate, Decision, Placement
-from laneway.runtime.bus import Bus, NotConnected, PublishUnknown
+from laneway.runtime.bus import Bus, BusError, NoAnswer, NoStream, NotConnected, PublishUnknown
 from laneway.runtime.draining import Draining
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.local_nats import LocalNats
-from laneway.runtime.records import RecordStore
+from laneway.runtime.records import RecordStore, StoredRecord
 from laneway.v1 import admission_pb2 as pb
 from tests.support.admission import (
     CLOCK,
@@ -185,6 +185,23 @@ async def test_a_job_that_was_given_up_before_its_acknowledgement_is_not_accepte
     assert (caught.value.reason, caught.value.job_id) == ("NOT_ACCEPTED", record.job_id)
     assert caught.value.retry_after_s is not None
     assert not await lanes.holds(record)
+
+
+@pytest.mark.parametrize("trouble", [NotConnected, NoAnswer, NoStream])
+async def test_what_is_in_its_lane_is_never_answered_as_not_stored(provisioned_bus: Bus, trouble: type[BusError]):
+    """Its acknowledgement came late, and whether it still counts cannot be read."""
+
+    class Unread(RecordStore):
+        async def get(self, *args: object, **more: object) -> StoredRecord | None:
+            raise trouble("away")
+
+    record = replace(make_record(), publish_by_s=CLOCK.now() - 1.0)
+    lanes = LaneStore(provisioned_bus, REGION)
+    acceptor = Acceptor(Unread(provisioned_bus), lanes, CLOCK)
+    with pytest.raises(OutcomeUnknown) as caught:
+        await acceptor.accept(record, make_job(record).task, decided(record), lambda: 1.0)
+    assert caught.value.job_id == record.job_id
+    assert await lanes.holds(record)
 
 
 async def test_a_caller_who_leaves_while_nats_refuses_is_not_forgotten(

@@ -320,7 +320,10 @@ class Acceptor:
     async def _settled(self, stored: StoredRecord) -> StoredRecord:
         """The acknowledgement came after publish_by, when others may have taken the job for never accepted."""
         record = stored.record
-        found = await self._records.get(record.region, record.tenant, record.job_id, leader=True)
+        try:
+            found = await self._records.get(record.region, record.tenant, record.job_id, leader=True)
+        except (NoAnswer, NoStream, NotConnected) as error:
+            raise OutcomeUnknown(job_id=record.job_id, retry_after_s=UNREACHABLE_RETRY_S) from error
         return found or stored
 
 

@@ -58,27 +58,27 @@ class OutOfStorage(BusError, StorageFull):
         super().__init__(message, retry_after_s=FULL_RETRY_S)
 
 
-class _NothingDone(BusError, Unavailable):
-    """NATS cannot be reached now; nothing was done, so that whoever asked may ask again soon."""
+class _Away(BusError, Unavailable):
+    """NATS cannot be reached now; nothing was stored, so that whoever asked may ask again soon."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message, retry_after_s=AWAY_RETRY_S)
 
 
-class NotConnected(_NothingDone):
+class NotConnected(_Away):
     """There is no connection to NATS; nothing was sent."""
 
     default_reason = "NOT_CONNECTED"
 
 
-class NoStream(_NothingDone):
+class NoStream(_Away):
     """No stream takes this subject now (not provisioned, or no leader); nothing was stored."""
 
     default_reason = "NO_STREAM"
 
 
-class NoAnswer(BusError, Unavailable):
-    """NATS did not answer in time."""
+class NoAnswer(_Away):
+    """NATS did not answer in time to what stores nothing. (Of a publish this is PublishUnknown.)"""
 
     default_reason = "NO_ANSWER"
 
