@@ -65,7 +65,8 @@ async def until_refused(bus: Bus, subject: Callable[[str], str], size: int) -> L
 async def test_a_stream_of_what_was_accepted_refuses_beyond_its_bytes_and_drops_nothing(
     bus: Bus, setting: str, subject: Callable[[str], str], stream: str
 ):
-    await provision_region(bus, small_catalogue(), **{setting: 64 * KIB})
+    limits: dict[str, Any] = {setting: 64 * KIB}
+    await provision_region(bus, small_catalogue(), **limits)
     for size in (4 * KIB, 64, 1):
         await until_refused(bus, subject, size)
     found = await state(bus, stream)
@@ -84,7 +85,8 @@ async def test_a_stream_of_what_was_accepted_refuses_beyond_its_bytes_and_drops_
 async def test_a_stream_of_what_may_go_drops_its_oldest_beyond_its_bytes(
     bus: Bus, setting: str, subject: Callable[[str], str], stream: str
 ):
-    await provision_region(bus, small_catalogue(), **{setting: 64 * KIB})
+    limits: dict[str, Any] = {setting: 64 * KIB}
+    await provision_region(bus, small_catalogue(), **limits)
     size = (await stored_size(bus, subject("first"), stream)) - 4 * KIB
     fits = 64 * KIB // (4 * KIB + size)
     for i in range(1, fits):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from laneway.core.errors import StorageFull
 from laneway.core.job import JobRecord
-from laneway.core.lanes import LANES, JobState, Lane
+from laneway.core.lanes import LANES, PARKING_LANES, JobState, Lane
 from laneway.core.subjects import ParkSubject
 from laneway.runtime.bus import OutOfStorage
 from laneway.runtime.lanes import ReleaseOutcome
@@ -43,9 +43,9 @@ ACCOUNT_BYTES = 48 * MIB
 FILLER = "FILLER"
 
 
-def small_settings(server: LocalNats) -> Settings:
+def small_settings(server: LocalNats, storage_poll_s: float) -> Settings:
     sizes = {name: 2 * MIB for name in NatsSettings.__struct_fields__ if name.endswith("_bytes_max")}
-    settings = admission_settings(server, storage_poll_s=0.1)
+    settings = admission_settings(server, storage_poll_s=storage_poll_s)
     return replace(
         settings,
         nats=nats_settings(server, **sizes),
@@ -54,10 +54,10 @@ def small_settings(server: LocalNats) -> Settings:
 
 
 @asynccontextmanager
-async def small_region(folder: Path) -> AsyncIterator[Gate]:
+async def small_region(folder: Path, storage_poll_s: float = 0.1) -> AsyncIterator[Gate]:
     """A scheduler and a door on a NATS of little storage, without a worker."""
     async with LocalNats(folder / "nats", storage_bytes=ACCOUNT_BYTES) as server:
-        settings = small_settings(server)
+        settings = small_settings(server, storage_poll_s)
         async with running_scheduler(server, settings), gate(server, folder, settings) as door:
             await door.quotes("HELD_FOR_WORKERS", lane=Lane.BATCH)
             await door.bus.api(f"STREAM.CREATE.{FILLER}", {"name": FILLER, "subjects": ["filler"], "storage": "file"})
@@ -120,20 +120,34 @@ async def run_all(door: Gate, worker: PuppetWorker, jobs: Sequence[tuple[JobReco
     return [await door.record(record.job_id, TENANT) for record, _ in jobs]
 
 
+async def test_a_door_that_does_not_know_yet_that_storage_is_full_refuses_all_the_same(tmp_path: Path):
+    async with small_region(tmp_path, storage_poll_s=60.0) as door:
+        await fill(door, 1.0)
+        for lane in PARKING_LANES:
+            error = await error_of_call(door.stub.Submit(pb.SubmitRequest(spec=spec(lane=lane))))
+            assert isinstance(error, StorageFull)
+            assert error.reason == "STORAGE_FULL"
+            assert error.retry_after_s is not None
+        await free(door)
+        assert await door.job_ids() == []
+        assert await door.messages() == 0
+
+
 @pytest.mark.slow
 async def test_storage_full_across_a_firing_time_and_freed_later_strands_nothing(tmp_path: Path):
     async with small_region(tmp_path) as door:
         now_s = CLOCK.now()
-        due = [await park_job(door.bus, lane=Lane.BATCH, fire_in_s=8.0, due_in_s=8.0) for _ in range(10)]
-        early = [await park_job(door.bus, lane=Lane.BATCH, fire_in_s=5.0, due_in_s=500.0) for _ in range(10)]
+        due = [await park_job(door.bus, lane=Lane.BATCH, fire_in_s=12.0, due_in_s=12.0) for _ in range(10)]
+        early = [await park_job(door.bus, lane=Lane.BATCH, fire_in_s=9.0, due_in_s=500.0) for _ in range(10)]
         moved = [await park_job(door.bus, lane=Lane.BATCH, fire_in_s=400.0, due_in_s=500.0) for _ in range(10)]
         for _, park in moved:
-            outcome = await door.lanes.restagger(park, now_s + 5.0, now_s=CLOCK.now())
+            outcome = await door.lanes.restagger(park, now_s + 9.0, now_s=CLOCK.now())
             assert outcome is ReleaseOutcome.RELEASED
         jobs = [*due, *early, *moved]
         await fill(door, 1.0)
-        assert CLOCK.now() < now_s + 2.5, "full before the scheduler releases what is due soon"
-        while CLOCK.now() < now_s + 9.5:
+        await eventually(lambda: all_refused(door))
+        assert CLOCK.now() < now_s + 6.0, "full before the scheduler releases what is due soon"
+        while CLOCK.now() < now_s + 13.5:
             for error in await refusals(door):
                 assert isinstance(error, StorageFull)
                 assert error.retry_after_s is not None

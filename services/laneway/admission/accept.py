@@ -221,6 +221,10 @@ class Acceptor:
             except (WrongSequence, PublishUnknown, NoAnswer) as error:
                 # Somebody else with the same key, or no answer: the next try finds what is stored.
                 unknown, trouble = True, error
+            except (StreamFull, OutOfStorage) as full:  # before this door has noticed by its polls
+                if not unknown:
+                    raise StorageFull(full.message, retry_after_s=UNREACHABLE_RETRY_S) from full
+                trouble = full
             except (NoStream, NotConnected) as error:
                 if not unknown:
                     raise Unavailable(
