@@ -173,7 +173,9 @@ async def test_a_job_that_was_given_up_before_its_acknowledgement_is_not_accepte
     gone = JobError(Code.UNAVAILABLE, "NOT_ACCEPTED", "the job was never stored in its lane; nothing ran")
 
     class Late(LaneStore):
-        async def put_ready(self, job: jobs.QueuedJob, record_sequence: int, data: bytes = b"") -> None:
+        async def put_ready(
+            self, job: jobs.QueuedJob, record_sequence: int, data: bytes = b"", *, again: bool = False
+        ) -> None:
             await records.change(
                 record.region, record.tenant, record.job_id, lambda found: jobs.cancel(found, gone, 1.0)
             )
