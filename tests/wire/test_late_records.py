@@ -19,7 +19,7 @@ from laneway.core.job import JobError, JobRecord
 from laneway.core.lanes import JobState, Lane, Phase
 from laneway.policy.admit import Candidate, Decision, Placement
 from laneway.runtime.bus import Bus, PublishUnknown, StreamFull
-from laneway.runtime.clock import SystemClock
+from laneway.runtime.clock import SYSTEM_RANDOM, SystemClock
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.reading import subject_list
@@ -56,7 +56,9 @@ def never_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attached(**changes: Any) -> JobRecord:
-    return make_record(ids.new_job_id(REGION, CLOCK.now(), bytes(10)), attached=True, door="door-a", **changes)
+    # Of two jobs of one millisecond each has a name of its own.
+    job_id = ids.new_job_id(REGION, CLOCK.now(), SYSTEM_RANDOM.randbytes(10))
+    return make_record(job_id, attached=True, door="door-a", **changes)
 
 
 async def writes(bus: Bus) -> int:
@@ -179,7 +181,9 @@ class Answering(LaneStore):
         super().__init__(bus, REGION)
         self._error = error
 
-    async def put_ready(self, job: job.QueuedJob, record_sequence: int, data: bytes = b"") -> None:
+    async def put_ready(
+        self, job: job.QueuedJob, record_sequence: int, data: bytes = b"", *, again: bool = False
+    ) -> None:
         raise self._error
 
     def begin_put_ready(self, job: job.QueuedJob, record_sequence: int, data: bytes) -> Any:
