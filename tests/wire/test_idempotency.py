@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from laneway.admission.accept import Acceptor
+from laneway.admission.answers import end_error
 from laneway.admission.service import digest_of
 from laneway.core import job as jobs
 from laneway.core.dead_letters import POISON
@@ -294,6 +295,23 @@ async def test_of_two_bodies_at_two_doors_one_has_the_key_everywhere(nats_server
                     assert isinstance(error, AlreadyExists)
                     assert error.job_id == JOB
         assert (await one.record(JOB)).attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "again"),
+    [
+        (lambda record: jobs.refuse(record, REFUSED, 1.0), True),
+        (lambda record: jobs.cancel(record, GIVEN_UP, 1.0), True),
+        (lambda record: jobs.cancel(record, BY_CALLER, 1.0), False),
+        (lambda record: jobs.expire(record, JobError(Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", ""), 1.0), False),
+        (lambda record: jobs.reject(record, JobError(Code.RESOURCE_EXHAUSTED, "RESULT_TOO_LARGE", ""), 1.0), False),
+    ],
+)
+def test_whoever_shares_the_end_of_what_never_ran_is_told_when_to_ask_again(
+    end: Callable[[JobRecord], JobRecord], again: bool
+) -> None:
+    """As one who asked with the same key while the first was being refused."""
+    assert (end_error(end(make_record())).retry_after_s is not None) == again
 
 
 def test_what_was_never_accepted_is_told_by_its_end() -> None:

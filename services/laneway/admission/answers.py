@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator
 from laneway.admission.streams import Stream
 from laneway.core.clock import Clock
 from laneway.core.errors import LanewayError
-from laneway.core.job import JobRecord, Verdict
+from laneway.core.job import JobRecord, Verdict, never_accepted
 from laneway.core.lanes import JobState, Lane
 from laneway.runtime import metrics
 from laneway.runtime.grpc_errors import error_of
 from laneway.runtime.wire.chunks import merged
+
+NEVER_RAN_RETRY_S = 1.0
 
 _ttft = metrics.histogram("laneway_ttft_seconds", "From receipt to the first piece of the answer.", ("lane",))
 _ttft_of = {lane: _ttft.labels(lane=lane.value) for lane in Lane}
@@ -67,4 +69,7 @@ def end_error(record: JobRecord) -> LanewayError:
     """What a caller of a job that ended without a result is told."""
     if record.error is None:
         return LanewayError(f"the job ended as {record.state} without saying why", job_id=record.job_id)
-    return error_of(record.error, record.job_id)
+    error = error_of(record.error, record.job_id)
+    if error.row.retryable and never_accepted(record):  # nothing ran, and the key is free again
+        error.retry_after_s = NEVER_RAN_RETRY_S
+    return error
