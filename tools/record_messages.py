@@ -297,6 +297,12 @@ def _dead_letter_bytes(letter: DeadLetter) -> bytes:
     return encode_dead_letter(letter.record, records.encode_lane_job(letter.job), letter.died_s)
 
 
+def _checkpoint(data: bytes) -> Delta:
+    delta = decode_checkpoint(data, "w2-1b", 2, 1)
+    assert delta is not None
+    return delta
+
+
 def _control_bytes(control: Control) -> bytes:
     match control:
         case DoorBeat():
@@ -348,7 +354,7 @@ KINDS = (
         bus_pb2.Checkpoint,
         CHECKPOINT,
         lambda delta: encode_checkpoint("w2-1b", delta.ids, delta.logprobs),
-        lambda data: decode_checkpoint(data, "w2-1b", 2, 1),
+        _checkpoint,
     ),
     kind("park_subject", None, PARK, lambda park: str(park).encode(), lambda data: ParkSubject.parse(data.decode())),
     kind("worker_lease", bus_pb2.WorkerLease, LEASE, records.encode_lease, records.decode_lease),

@@ -123,6 +123,15 @@ class Door(admission_pb2_grpc.AdmissionServiceServicer):
             max_tokens=request.spec.generate.sampling.max_tokens,
         )
 
+    async def ListDeadLetters(self, request, context):
+        raise NotImplementedError
+
+    async def RequeueDeadLetter(self, request, context):
+        raise NotImplementedError
+
+    async def PurgeDeadLetters(self, request, context):
+        raise NotImplementedError
+
     async def _noticed(self, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
         try:
             async for event in events:

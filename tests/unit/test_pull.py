@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laneway.core.lanes import LANES, Lane
-from laneway.policy.pull import LaneView, MakeRoom, Pull, PullParams, Room, Start, Turns, floor_is_due, next_step, started
+from laneway.policy.pull import (
+    LaneView,
+    MakeRoom,
+    Pull,
+    PullParams,
+    Room,
+    Start,
+    Turns,
+    floor_is_due,
+    next_step,
+    started,
+)
 
 PARAMS = PullParams(floor_turns=10, deferrable_per_batch=4, lower_prefills_max=64)
 WIDE = Room(slots=8, kv_tokens=8000, job_tokens_max=1000)

@@ -55,6 +55,15 @@ class Door(admission_pb2_grpc.AdmissionServiceServicer):
     async def Quote(self, request, context):
         raise NotImplementedError
 
+    async def ListDeadLetters(self, request, context):
+        raise NotImplementedError
+
+    async def RequeueDeadLetter(self, request, context):
+        raise NotImplementedError
+
+    async def PurgeDeadLetters(self, request, context):
+        raise NotImplementedError
+
 
 @contextlib.asynccontextmanager
 async def door(tmp_path) -> AsyncIterator[Any]:

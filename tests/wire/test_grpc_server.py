@@ -91,6 +91,15 @@ class Door(admission_pb2_grpc.AdmissionServiceServicer):
     async def Quote(self, request, context) -> Any:
         return b"\x10\x07"  # already serialised: prompt_tokens = 7
 
+    async def ListDeadLetters(self, request, context):
+        raise NotImplementedError
+
+    async def RequeueDeadLetter(self, request, context):
+        raise NotImplementedError
+
+    async def PurgeDeadLetters(self, request, context):
+        raise NotImplementedError
+
     async def Generate(self, request, context):  # type: ignore[override]  # aio's other style of streaming handlers
         """A coroutine that writes bytes, as the door does."""
         ready = admission_pb2.GenerateResponse(chunk=task_pb2.Chunk(text="é", first_index=1)).SerializeToString()

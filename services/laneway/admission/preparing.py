@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 
 from msgspec import Struct
 
@@ -45,6 +44,7 @@ class Preparer:
         self._tokenizers = tokenizers
         self._lengths = lengths
         self._threads = threads
+        self._widest: dict[str, int] = {}  # by tokenizer, once it was asked for
 
     async def options(self, parsed: ParsedSpec, tenant: str) -> list[Option]:
         """At least one, cheapest first. InvalidRequest where no pool's context holds prompt and answer."""
@@ -70,8 +70,11 @@ class Preparer:
         """A lower bound, without tokenising: what can never fit must not take a thread for seconds."""
         if isinstance(prompt, TokenPrompt) or _length(prompt) <= MEASURED_CHARACTERS_MAX:
             return 0
-        tokenizer = self._tokenizers[pool.tokenizer]
-        widest = await asyncio.get_running_loop().run_in_executor(self._threads, _widest, tokenizer)
+        widest = self._widest.get(pool.tokenizer)
+        if widest is None:
+            tokenizer = self._tokenizers[pool.tokenizer]
+            widest = await asyncio.get_running_loop().run_in_executor(self._threads, _widest, tokenizer)
+            self._widest[pool.tokenizer] = widest
         return _length(prompt) // (widest * NORMAL_FORM_SHRINKS)
 
     def _option(self, pool: Pool, ids: tuple[int, ...], parsed: ParsedSpec, tenant: str) -> Option:
@@ -93,7 +96,6 @@ class Preparer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, _encode, prompt, tokenizer)
 
 
-@lru_cache(16)
 def _widest(tokenizer: Tokenizer) -> int:
     """Bytes of the longest token."""
     return max(1, *(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocabulary_size)))
