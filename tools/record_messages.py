@@ -139,6 +139,7 @@ RECORD = JobRecord(
     starts=2,
     clean=1,
     preemptions=1,
+    retries=1,
     owner="w2-1b",
     door="door-1",
     attached=True,
