@@ -238,3 +238,19 @@ async def test_one_connection_is_lost_without_the_others():
         bus.post("ctl.x", b"heard")
         await eventually(lambda: heard == [b"heard"])
         await other.close()
+
+
+@pytest.mark.looptime
+async def test_after_a_leader_that_died_what_healthy_owners_hold_is_given_out_again():
+    """More than a leader that steps down does, and what one may do that knew less: redelivery is not death."""
+    async with region(ack_wait_s=60.0) as (server, bus), LanePuller(bus, REGION, LANE, POOL) as puller:
+        await bus.store(ready_of("a"), b"a")
+        (held,) = await puller.pull(1)
+        await held.progress()
+        await bus.flush()
+        server.change_leaders()
+        (again,) = await puller.pull(1)
+        assert (again.data, again.deliveries) == (b"a", 2)
+        await held.ack()
+        await bus.flush()
+        assert await depth(bus) == LaneDepth(0, 0)

@@ -1,10 +1,8 @@
 """Three servers, three replicas: races across nodes, and the death of a stream's leader."""
 
 import asyncio
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -22,49 +20,22 @@ from laneway.runtime.provision import provision
 from laneway.runtime.puller import LanePuller
 from laneway.runtime.records import RecordExists, RecordStore
 from laneway.runtime.settings import NatsSettings
+from tests.support.cluster import SIZE, cluster, connected_at
 from tests.support.nats import POOL, REGION, TENANT, eventually, make_job, make_record, small_catalogue
 
 pytestmark = [pytest.mark.wire, pytest.mark.slow]
 
-SIZE = 3
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
 
 @pytest.fixture
 async def servers(tmp_path: Path) -> AsyncIterator[list[LocalNats]]:
-    ports = free_ports(SIZE)
-    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
-    async with AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(
-                LocalNats(
-                    tmp_path / f"n{i}",
-                    extra_config=f"server_name: n{i}\n"
-                    f"cluster {{ name: test, listen: 127.0.0.1:{port}, routes: [{routes}], no_advertise: true }}\n",
-                )
-            )
-            for i, port in enumerate(ports)
-        ]
+    async with cluster(tmp_path) as servers:
+        yield servers
 
 
 @pytest.fixture
 async def buses(servers: list[LocalNats]) -> AsyncIterator[list[Bus]]:
     """One connection beginning at each server."""
-    urls = [server.url for server in servers]
-    made: list[Bus] = []
-    for i in range(SIZE):
-        url = ",".join(urls[i:] + urls[:i])
-        settings = NatsSettings(url=url, reconnect_wait_s=0.02, request_timeout_s=0.8, connect_timeout_s=20.0)
-        made.append(await eventually(lambda settings=settings: try_to_connect(settings), 30.0))  # type: ignore[misc]  # bound now
+    made = [await connected_at(servers, i) for i in range(SIZE)]
     settings = NatsSettings(replicas=3)
     async with asyncio.TaskGroup() as tasks:
         for bus in made:
@@ -72,13 +43,6 @@ async def buses(servers: list[LocalNats]) -> AsyncIterator[list[Bus]]:
     yield made
     for bus in made:
         await bus.close()
-
-
-async def try_to_connect(settings: NatsSettings) -> Bus | None:
-    try:
-        return await Bus.connect(settings, name="test")
-    except Exception:  # noqa: BLE001 - no meta leader yet: JetStream answers nothing or an error
-        return None
 
 
 async def eventually_provisioned(bus: Bus, settings: NatsSettings) -> None:

@@ -6,8 +6,9 @@ is the product's own Bus over a client whose wire is a queue instead of a socket
 errors and timeouts included, is the code that runs in production. The tests/contract/test_nats_*_contract.py hold both
 servers to the same behaviour.
 
-Left out: clusters and what comes of them (stale replicas, leader changes), flow control and slow consumers,
-max_deliver, backoff, consumers that share a work queue's subjects by mistake, rights and TLS, priority groups, sources.
+Left out: clusters and what comes of them (stale replicas; but consumers may get another leader, see `change_leaders`),
+flow control and slow consumers, max_deliver, backoff, consumers that share a work queue's subjects by mistake, rights
+and TLS, priority groups, sources.
 A bell never arrives before the consumer knows of the message; a schedule fires on the instant.
 """
 
