@@ -80,6 +80,19 @@ def test_a_job_that_cannot_be_read_leaves_a_letter_without_it(message: bytes):
     assert not bus_pb2.StoredDeadLetter.FromString(data).HasField("message")
 
 
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_list_does_without_the_prompts_and_says_the_same_of_them(readable: bool):
+    task = bus_pb2.LaneMessage.FromString(encode_lane_job(make_job(make_record(OLD))))
+    task.task.tokens.ids[:] = range(50_000)
+    if not readable:
+        task.schema = 99
+    data = encode_dead_letter(dead(), task.SerializeToString(), NOW_S)
+    listed, whole = decode_dead_letter(data, listed=True), decode_dead_letter(data)
+    assert listed.job is None
+    assert listed.requeueable is whole.requeueable is readable
+    assert dead_letter_to_proto(listed) == dead_letter_to_proto(whole)
+
+
 def test_a_job_of_a_later_release_stays_in_its_letter_for_that_release():
     message = bus_pb2.LaneMessage.FromString(encode_lane_job(make_job(make_record(OLD))))
     message.schema = 99

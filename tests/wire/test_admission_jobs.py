@@ -10,8 +10,11 @@ import pytest
 
 from laneway.admission import results
 from laneway.core.errors import InvalidRequest, JobCancelled, JobNotFound, PermissionDenied, Unauthenticated
+from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState, Lane
 from laneway.runtime.local_nats import LocalNats
+from laneway.runtime.reading import StoredMessage
+from laneway.runtime.walking import Place, Walk
 from laneway.v1 import admission_pb2 as pb
 from laneway.v1 import common_pb2
 from tests.support.admission import (
@@ -263,6 +266,35 @@ async def test_a_credential_may_be_bound_to_lanes(nats_server: LocalNats, tmp_pa
         assert isinstance(error, PermissionDenied)
         request = pb.SubmitRequest(spec=spec(lane=Lane.BATCH))
         assert (await door.stub.Submit(request, metadata=token)).job_id
+
+
+@pytest.mark.slow
+async def test_a_list_holds_few_records_whole_and_no_answers(
+    opened: tuple[Gate, PuppetWorker], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(results, "RECORDS_AT_ONCE", 2)
+    counts: list[int] = []
+    shown: list[JobRecord] = []
+    step, view = Walk.step, results.JobBook._view
+
+    async def counted(walk: Walk, place: Place, count: int) -> tuple[list[StoredMessage], Place]:
+        counts.append(count)
+        return await step(walk, place, count)
+
+    async def seen(book: results.JobBook, record: JobRecord) -> results.JobView:
+        shown.append(record)
+        return await view(book, record)
+
+    monkeypatch.setattr(Walk, "step", counted)
+    monkeypatch.setattr(results.JobBook, "_view", seen)
+    door, worker = opened
+    made = [await submit(door, lane=Lane.BATCH) for _ in range(5)]
+    await worker.finish(await worker.take(Lane.BATCH), "an answer")
+    page = await door.stub.ListJobs(pb.ListJobsRequest(page_size=1000))
+    assert {job.job_id for job in page.jobs} == set(made)
+    assert max(counts) == 2
+    assert [job.usage.completion_tokens for job in page.jobs if job.state == common_pb2.JOB_STATE_SUCCEEDED] == [9]
+    assert {record.result.token_ids for record in shown if record.result is not None} == {()}
 
 
 @pytest.mark.slow

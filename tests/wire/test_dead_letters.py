@@ -20,7 +20,9 @@ from laneway.runtime.catalogue import catalogue_of
 from laneway.runtime.dead_letters import SCAN_MAX, DeadLetterFilter, DeadLetterStore
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.metrics import REGISTRY
+from laneway.runtime.reading import StoredMessage
 from laneway.runtime.records import StoredRecord
+from laneway.runtime.walking import Place, Walk
 from laneway.runtime.wire.records import encode_lane_job
 from tests.support.nats import REGION, eventually, make_job, make_record, provision_region, small_catalogue
 from tests.support.worker import ByteDoor, RunningWorker, Yard, yard
@@ -48,7 +50,10 @@ async def letters(bus: Bus, **wanted: Any) -> list[DeadLetter]:
 
 async def one_letter(bus: Bus) -> DeadLetter:
     found: list[DeadLetter] = await eventually(lambda: letters(bus))
-    (letter,) = found
+    (listed,) = found
+    letter = await DeadLetterStore(bus, REGION).get(listed.record.job_id)
+    assert letter is not None
+    assert (listed.record, listed.requeueable) == (letter.record, letter.requeueable)
     return letter
 
 
@@ -298,12 +303,33 @@ async def test_a_purge_removes_what_it_selects_and_no_more(store: DeadLetterStor
 async def test_a_purge_of_a_tenant_takes_all_of_its_letters_however_many(
     store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("laneway.runtime.dead_letters._REMOVED_AT_ONCE", 5)
+    monkeypatch.setattr("laneway.runtime.dead_letters.READ_AT_ONCE", 5)
     for number in range(24):
         await put(store, number, tenant="acme" if number % 2 else "other")
     assert await store.purge(DeadLetterFilter(tenant="acme")) == 12
     assert len(await ids_of(store)) == 12
     assert await ids_of(store, tenant="acme") == []
+
+
+async def test_a_list_holds_few_letters_whole_and_none_of_their_prompts(
+    store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("laneway.runtime.dead_letters.READ_AT_ONCE", 4)
+    counts: list[int] = []
+    step = Walk.step
+
+    async def counted(walk: Walk, place: Place, count: int) -> tuple[list[StoredMessage], Place]:
+        counts.append(count)
+        return await step(walk, place, count)
+
+    monkeypatch.setattr(Walk, "step", counted)
+    ids = [await put(store, number) for number in range(9)]
+    page, place = await store.page(DeadLetterFilter(), None, 1000)
+    assert [letter.record.job_id for letter in page] == ids[::-1]
+    assert place is None
+    assert max(counts) == 4
+    assert {letter.job for letter in page} == {None}
+    assert all(letter.requeueable for letter in page)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ class DeadLetter(Struct, frozen=True):
     record: JobRecord  # terminal
     job: QueuedJob | None  # as it was delivered; None where that cannot be read, so that it cannot be run again
     died_s: float  # Unix seconds
+    left_out: bool = False  # `job` can be read, and is None in a list: many prompts are large together
 
     @property
     def reason(self) -> str:
@@ -32,7 +33,7 @@ class DeadLetter(Struct, frozen=True):
     @property
     def requeueable(self) -> bool:
         """Whether what it was to do is known. Its prompt may still be kept elsewhere, and gone by then."""
-        return self.job is not None and self.reason != TASK_LOST
+        return (self.job is not None or self.left_out) and self.reason != TASK_LOST
 
     @property
     def span_s(self) -> float:

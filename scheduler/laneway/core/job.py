@@ -224,9 +224,13 @@ def is_retry(record: JobRecord) -> bool:
 
 def by_reference(record: JobRecord, stored: ObjectRef) -> JobRecord:
     """The record of a job that has a result, once that is in the object store."""
-    assert record.result is not None, "there is no result to refer to"
-    head = Result("", (), (), record.result.finish_reason, record.result.usage)
-    return replace(record, result=head, result_object=stored)
+    return replace(without_answer(record), result_object=stored)
+
+
+def without_answer(record: JobRecord) -> JobRecord:
+    """The record of a job that has a result, with no more of that than how it ended and what was used."""
+    assert record.result is not None, "there is no result"
+    return replace(record, result=Result("", (), (), record.result.finish_reason, record.result.usage))
 
 
 def answer_tokens(record: JobRecord) -> int:

@@ -80,9 +80,9 @@ class DeadLetters:
         page, place = await self._store.page(wanted, place, size)
         return page, make_token(str(place), key) if place is not None else ""
 
-    async def _find(self, caller: Caller, job_id: str) -> DeadLetter | None:
+    async def _find(self, caller: Caller, job_id: str, *, listed: bool = False) -> DeadLetter | None:
         try:
-            letter = await self._store.get(job_id)
+            letter = await self._store.get(job_id, listed=listed)
         except UnreadableMessage as error:
             log.warning("dead_letter_unreadable", job_id=job_id, error=str(error))
             return None
@@ -171,7 +171,7 @@ class DeadLetters:
         """Removes the letters of these jobs; those that are not there, or not the caller's, count for nothing."""
         purged = 0
         for job_id in dict.fromkeys(job_ids):
-            if caller.role == "operator" or await self._find(caller, job_id) is not None:
+            if caller.role == "operator" or await self._find(caller, job_id, listed=True) is not None:
                 purged += await self._store.remove(job_id)
         log.info("dead_letters_purged", count=purged, by=caller.tenant)
         return purged

@@ -16,7 +16,7 @@ from laneway.admission.late_records import LATE_S
 from laneway.core import ids, subjects
 from laneway.core.clock import Clock
 from laneway.core.errors import InvalidRequest, JobNotFound, ResultTooLarge
-from laneway.core.job import JobRecord, never_accepted
+from laneway.core.job import JobRecord, never_accepted, without_answer
 from laneway.core.lanes import JobState, Lane
 from laneway.core.subjects import H_RECORD_STATE
 from laneway.runtime.auth import Caller
@@ -32,6 +32,7 @@ from laneway.runtime.wire.records import UnreadableMessage, decode_record
 
 SCAN_JOBS_MAX = 2000  # records read for one page; a filter that matches little gives shorter pages, not longer waits
 READS_AT_ONCE = 32
+RECORDS_AT_ONCE = 64  # that a list holds whole, with results as large as a message
 REST_BYTES_MAX = 64 * 1024  # of a job without its result
 YOUNG_S = 2.0  # since an id was made, by two clocks: its record may still be on its way (late_records)
 _WAITING = frozenset({JobState.PARKED, JobState.READY})
@@ -149,7 +150,7 @@ class JobBook:
         page: list[JobView] = []
         scanned = 0
         while len(page) < size and scanned < SCAN_JOBS_MAX:
-            found, place = await walk.step(place, size - len(page))
+            found, place = await walk.step(place, min(size - len(page), RECORDS_AT_ONCE))
             if not found:
                 return page, ""
             scanned += len(found)
@@ -175,8 +176,10 @@ class JobBook:
 
 
 def _readable(message: StoredMessage) -> JobRecord | None:
+    """The record, of whose result a list shows the usage alone."""
     try:
-        return decode_record(message.data)
+        record = decode_record(message.data)
+        return without_answer(record) if record.result is not None else record
     except UnreadableMessage as error:  # of a later release: the others must still be seen
         log.warning("record_unreadable", sequence=message.sequence, error=str(error))
         return None

@@ -21,7 +21,7 @@ from laneway.runtime.wire.dead_letters import decode_dead_letter, encode_dead_le
 from laneway.runtime.wire.records import UnreadableMessage
 
 SCAN_MAX = 1000  # letters read for one page; a filter that matches little gives shorter pages, not longer waits
-_REMOVED_AT_ONCE = 100
+READ_AT_ONCE = 16  # letters that a list or purge holds whole; each may be as large as a message
 
 _log = structlog.get_logger(__name__)
 
@@ -82,22 +82,24 @@ class DeadLetterStore:
 
     # --- out -----------------------------------------------------------------------------------------
 
-    async def get(self, job_id: str) -> DeadLetter | None:
-        """The letter of a job. Raises UnreadableMessage where a later release wrote it."""
+    async def get(self, job_id: str, *, listed: bool = False) -> DeadLetter | None:
+        """The letter of a job; `listed`: without the job itself. Raises UnreadableMessage where a later release wrote
+        it."""
         wanted = subjects.dead_letters(self._region, job=job_id)
         found = await next_from_leader(self._bus, self._stream, wanted, 1)
-        return decode_dead_letter(found.data) if found is not None else None
+        return decode_dead_letter(found.data, listed=listed) if found is not None else None
 
     async def page(
         self, wanted: DeadLetterFilter, place: Place | None, size: int
     ) -> tuple[list[DeadLetter], Place | None]:
-        """At most `size` letters, those stored last first, and the place where the next page begins; None: the end."""
+        """At most `size` letters without their jobs, those stored last first, and the place where the next page begins;
+        None: the end."""
         walk = self._walk(wanted)
         place = place or await walk.start()
         page: list[DeadLetter] = []
         scanned = 0
         while len(page) < size and scanned < SCAN_MAX:
-            found, place = await walk.step(place, min(size - len(page), SCAN_MAX - scanned))
+            found, place = await walk.step(place, min(size - len(page), SCAN_MAX - scanned, READ_AT_ONCE))
             if not found:
                 return page, None
             scanned += len(found)
@@ -122,7 +124,7 @@ class DeadLetterStore:
         place = await walk.start()
         last, purged = place.up, 0
         while True:
-            found, place = await walk.step(place, _REMOVED_AT_ONCE)
+            found, place = await walk.step(place, READ_AT_ONCE)
             due = [message for message in found if message.sequence <= last]
             if not due:
                 return purged
@@ -140,7 +142,7 @@ class DeadLetterStore:
 
 def _readable(message: StoredMessage) -> DeadLetter | None:
     try:
-        return decode_dead_letter(message.data)
+        return decode_dead_letter(message.data, listed=True)
     except UnreadableMessage as error:  # of a later release: the others must still be seen
         _log.warning("dead_letter_unreadable", sequence=message.sequence, error=str(error))
         return None
