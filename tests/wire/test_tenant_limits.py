@@ -14,8 +14,11 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from msgspec.structs import replace
 
+from laneway.admission import ingest as ingest_module
+from laneway.admission.ingest import Ingest
 from laneway.core import subjects
 from laneway.core.errors import TenantLimit
+from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState, Lane
 from laneway.runtime.grpc_errors import DETAILS_KEY, from_rpc_error
 from laneway.runtime.local_nats import LocalNats
@@ -159,6 +162,35 @@ async def test_a_producers_message_beyond_the_limit_gets_its_verdict_and_holds_u
         }
         reasons = {r.error.reason for r in [await read(door, s) for s in await stored(door)] if r.error}
         assert reasons == {"TENANT_LIMIT"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["", "k"])
+async def test_a_producer_who_was_told_of_the_limit_does_not_see_its_job_run_all_the_same(
+    nats_server: LocalNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+):
+    """Its message comes again after the verdict, as after a crash before the acknowledgement, and there is room now."""
+    tell, told = Ingest._tell, []
+
+    async def tell_and_fail(ingest: Ingest, record: JobRecord, of_key: str) -> None:
+        await tell(ingest, record, of_key)
+        told.append((record.job_id, record.state))
+        if len(told) == 1:
+            raise RuntimeError("the process dies here")
+
+    monkeypatch.setattr(Ingest, "_tell", tell_and_fail)
+    monkeypatch.setattr(ingest_module, "PUT_OFF_S_MIN", 1.5)  # time to make room in
+    async with planned_gate(nats_server, tmp_path, settings_of(nats_server, batch=1)) as door:
+        first = await submit(door)
+        request = pb.SubmitRequest(spec=spec(lane=Lane.BATCH), idempotency_key=key).SerializeToString()
+        await door.bus.store(subjects.ingest(REGION, Lane.BATCH, "default"), request)
+        await eventually(lambda: bool(told))
+        await door.stub.CancelJob(pb.CancelJobRequest(job_id=first))
+        await door.quotes("HELD_FOR_WORKERS", lane=Lane.BATCH)
+        assert len(told) == 1, "there was room before the message came again"
+        await eventually(lambda: nothing_waits(door))
+        assert told == [(told[0][0], JobState.REFUSED)] * 2, told
+        assert await door.messages() == 0
 
 
 async def nothing_waits(door: Gate) -> bool:

@@ -213,12 +213,16 @@ class Ingest:
 
         None also where it is not certain that the job came into its lane: accepting it again finds out.
         """
+        job_id = arrival.job_id
         if arrival.key:
-            return None
-        stored = await self._records.get(self._region, arrival.tenant, arrival.job_id)
+            job_id = ids.keyed_job_id(self._region, arrival.tenant, arrival.key)
+        stored = await self._records.get(self._region, arrival.tenant, job_id)
         if stored is None or _put_off(stored.record):
             return None
         record = stored.record
+        if arrival.key:
+            # Others use the key too. But what one of them was told for good of a limit may have been told to this one.
+            return record if _limited(record) else None
         return record if record.state is not JobState.WAITING or record.attempt else None
 
     async def _refused(self, arrival: _Arrival, error: LanewayError) -> JobRecord:
@@ -247,9 +251,15 @@ class Ingest:
         return ids.keyed_job_id(self._region, f"ingest {self._stream_created}", str(sequence))
 
 
+def _limited(record: JobRecord) -> bool:
+    """Whether a REFUSED record says that the tenant had too much open: a verdict, though there may be room by now."""
+    told = record.error.reason if record.error is not None else ""
+    return record.state is JobState.REFUSED and told == TenantLimit.default_reason
+
+
 def _put_off(record: JobRecord) -> bool:
     """Whether a REFUSED record only says that there was no room at the time."""
-    if record.state is not JobState.REFUSED or record.error is None:
+    if record.state is not JobState.REFUSED or record.error is None or _limited(record):
         return False
     return record.error.code in (LaneSaturated.row.code, Unavailable.row.code)
 
