@@ -13,16 +13,18 @@ from laneway.admission.ending import Ender
 from laneway.admission.service import digest_of
 from laneway.core import job as jobs
 from laneway.core import subjects
-from laneway.core.errors import Code, OutcomeUnknown, Unavailable
+from laneway.core.errors import Code, OutcomeUnknown, StorageFull, Unavailable
 from laneway.core.ids import keyed_job_id
 from laneway.core.job import JobError, JobRecord
 from laneway.core.lanes import JobState, Lane
 from laneway.policy.admit import Candidate, Decision, Placement
-from laneway.runtime.bus import Bus, BusError, NoAnswer, NoStream, NotConnected, PublishUnknown
+from laneway.runtime.bus import Bus, BusError, NoAnswer, NoStream, NotConnected, OutOfStorage, PublishUnknown
 from laneway.runtime.draining import Draining
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.local_nats import LocalNats
+from laneway.runtime.objects import ObjectStore
 from laneway.runtime.records import RecordStore, StoredRecord
+from laneway.runtime.references import References
 from laneway.v1 import admission_pb2 as pb
 from tests.support.admission import (
     CLOCK,
@@ -165,6 +167,52 @@ async def test_a_record_that_may_be_stored_is_never_answered_as_not_stored(provi
     with pytest.raises(OutcomeUnknown) as caught:
         await acceptor.accept(record, make_job(record).task, decided(record), lambda: 1.0)
     assert caught.value.job_id == record.job_id
+
+
+async def test_what_may_be_in_its_lane_is_not_refused_for_storage_that_filled_up_since(provisioned_bus: Bus):
+    """A cluster out of storage says so before it looks for a duplicate, so that this says nothing of the first try."""
+    lanes = LaneStore(provisioned_bus, REGION)
+
+    class Filling(LaneStore):
+        tries = 0
+
+        async def put_ready(
+            self, job: jobs.QueuedJob, record_sequence: int, data: bytes = b"", *, again: bool = False
+        ) -> None:
+            self.tries += 1
+            if self.tries > 1:
+                raise OutOfStorage
+            await super().put_ready(job, record_sequence, data, again=again)
+            raise PublishUnknown
+
+    record = replace(make_record(), publish_by_s=CLOCK.now() + 0.4, timings=jobs.Timings(created_s=CLOCK.now()))
+    records = RecordStore(provisioned_bus)
+    acceptor = Acceptor(records, Filling(provisioned_bus, REGION), CLOCK)
+    with pytest.raises(OutcomeUnknown):
+        await acceptor.accept(record, make_job(record).task, decided(record), lambda: 1.0)
+    stored = await records.get(REGION, record.tenant, record.job_id)
+    assert stored is not None
+    assert stored.record.state is JobState.WAITING, "its job is in its lane and runs"
+    assert await lanes.holds(record)
+
+
+@pytest.mark.parametrize("trouble", [NoStream, OutOfStorage])
+async def test_a_job_whose_record_could_not_be_stored_leaves_no_prompt_behind(
+    provisioned_bus: Bus, trouble: type[BusError]
+):
+    class Away(RecordStore):
+        async def create(self, record: JobRecord, data: bytes = b"") -> int:
+            raise trouble("away")
+
+    record = replace(make_record(), publish_by_s=CLOCK.now() + 5.0)
+    objects = ObjectStore(provisioned_bus, REGION)
+    acceptor = Acceptor(
+        Away(provisioned_bus), LaneStore(provisioned_bus, REGION), CLOCK, References(objects, inline_bytes_max=1)
+    )
+    with pytest.raises((Unavailable, StorageFull)) as caught:
+        await acceptor.accept(record, make_job(record).task, decided(record), lambda: 1.0)
+    assert caught.value.retry_after_s is not None
+    assert await objects.listed() == []
 
 
 async def test_a_job_that_was_given_up_before_its_acknowledgement_is_not_accepted(provisioned_bus: Bus):

@@ -158,7 +158,7 @@ class Acceptor:
         stored = await self._store_task(references, job.record, task)
         try:
             accepted = await self._accept(_Message(job, stored), decision, full_retry_s)
-        except (LaneSaturated, PayloadTooLarge, NotPublished):  # after anything else it may be in its lane
+        except (LaneSaturated, PayloadTooLarge, NotPublished, NotCreated):  # after anything else it may be in its lane
             await _take_back(references, stored)
             raise
         if accepted.existing:
@@ -227,7 +227,7 @@ class Acceptor:
                 trouble = full
             except (NoStream, NotConnected) as error:
                 if not unknown:
-                    raise Unavailable(
+                    raise NotCreated(
                         f"the job could not be stored: {error.message}",
                         reason=error.reason,
                         retry_after_s=UNREACHABLE_RETRY_S,
@@ -294,7 +294,9 @@ class Acceptor:
                 # Also after an unknown try: had that been stored, even a full lane would answer "duplicate".
                 raise LaneSaturated("the lane is full", job_id=record.job_id, retry_after_s=full_retry_s()) from full
             except OutOfStorage as full:
-                raise StorageFull(full.message, job_id=record.job_id, retry_after_s=UNREACHABLE_RETRY_S) from full
+                if not unknown:  # a cluster looks at its storage before it looks for a duplicate
+                    raise StorageFull(full.message, job_id=record.job_id, retry_after_s=UNREACHABLE_RETRY_S) from full
+                trouble = full
             except PublishUnknown as error:
                 unknown, trouble = True, error
             except (NoStream, NotConnected) as error:
@@ -351,6 +353,10 @@ def _same_write(found: JobRecord, ours: JobRecord) -> bool:
 
 def _untouched(record: JobRecord) -> bool:
     return record.state is JobState.WAITING and not record.attempt
+
+
+class NotCreated(Unavailable):
+    """The job's record could not be stored; nothing of the job was."""
 
 
 class NotPublished(Unavailable):
