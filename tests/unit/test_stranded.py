@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
+from typing import Any, cast
 
 import pytest
 
@@ -11,8 +13,12 @@ from laneway.core.clock import ManualClock
 from laneway.core.lanes import Lane
 from laneway.core.subjects import ParkSubject
 from laneway.policy.parked import ParkIndex
-from laneway.policy.release import FIRE_GUARD_S
+from laneway.policy.release import FIRE_GUARD_S, ReleaseParams
 from laneway.runtime.bus import NoAnswer
+from laneway.runtime.lanes import ReleaseOutcome
+from laneway.scheduler.decisions import DecisionLog
+from laneway.scheduler.parking import Parking
+from laneway.scheduler.releaser import Releaser
 from laneway.scheduler.stranded import READS_AT_ONCE, READS_PER_S_MAX, StrandedJobs
 
 NOW_S = 1000.0
@@ -100,3 +106,36 @@ async def test_it_looks_once_at_first_and_again_after_trouble():
     assert lanes.reads == reads + 1
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_a_look_that_was_called_off_is_made_once_the_term_is_sure_again():
+    leads = [False]
+    lanes, rescuer = Lanes({"over": 0.0}), Rescuer()
+    index = ParkIndex([parked("over")])
+    jobs = StrandedJobs(lanes, index, rescuer, ManualClock(NOW_S), lambda: leads[0])  # type: ignore[arg-type]  # stand-ins
+    running = asyncio.ensure_future(jobs.run())
+    await asyncio.sleep(5.0)
+    assert rescuer.rescued == []
+    leads[0] = True
+    await asyncio.sleep(5.0)
+    assert rescuer.rescued == ["over"]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_a_rescue_that_failed_is_asked_for_again(leads: bool):
+    class Away:
+        async def release(self, park: ParkSubject, *, now_s: float, reason: str) -> ReleaseOutcome:
+            raise NoAnswer("NATS is away")
+
+    clock, lanes = ManualClock(NOW_S), cast(Any, Away())
+    parking = Parking(cast(Any, None), "local", clock, lambda: None)
+    parking.index.add(parked("over"), now_ms=0)
+    releaser = Releaser(lanes, parking, DecisionLog(), clock, ReleaseParams(), lambda: leads, Counter())
+    again: list[bool] = []
+    releaser.on_stranded = lambda: again.append(True)
+    await releaser.rescue([parked("over")])
+    assert again == [True]
+    assert parking.index.jobs() == ["over"]

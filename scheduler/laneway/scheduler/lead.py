@@ -100,7 +100,7 @@ class Lead:
         self._object_sweep = ObjectSweep(bus, region, clock, may_act=may_act, lists=lists)
         self._staggerer = Staggerer(lanes, clock, may_act)
         self._stranded = StrandedJobs(lanes, self.parking.index, self.releaser, clock, may_act)
-        self.releaser.on_out_of_storage = self._stranded.suspect
+        self.releaser.on_stranded = self._stranded.suspect
 
     async def run(self) -> None:
         """Until cancelled. Raises a BusError when the index cannot be built."""

@@ -51,7 +51,7 @@ class Releaser:
         released: Counter[tuple[str, Lane]],
     ) -> None:
         self.acting: set[str] = set()  # jobs whose release is under way: in the index no more, and not yet ready
-        self.on_out_of_storage: Callable[[], None] = lambda: None
+        self.on_stranded: Callable[[], None] = lambda: None  # NATS had no storage, or a stranded job was not released
         self._lanes = lanes
         self._parking = parking
         self._decisions = decisions
@@ -121,15 +121,18 @@ class Releaser:
     async def _act(self, release: Release) -> None:
         park = release.park
         async with self._free:
+            stranded = release.reason is ReleaseReason.STRANDED
             if not self._may_act():
                 # The next leader builds its own index; but a late renewal may still save this term.
                 self._parking.take_back(park, self._clock.now() + RETRY_S)
+                if stranded:
+                    self.on_stranded()
                 return
             try:
                 outcome = await self._lanes.release(park, now_s=self._clock.now(), reason=release.reason.value)
             except BusError as error:
-                if isinstance(error, OutOfStorage):
-                    self.on_out_of_storage()
+                if isinstance(error, OutOfStorage) or stranded:
+                    self.on_stranded()
                 _log.warning("release_failed", job_id=park.job, lane=park.lane.value, error=error.message)
                 _outcomes.labels(lane=park.lane.value, pool=park.pool, outcome="failed").inc()
                 self._parking.take_back(park, self._clock.now() + RETRY_S)

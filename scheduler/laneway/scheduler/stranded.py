@@ -44,7 +44,7 @@ class StrandedJobs:
         self._suspected.set()
 
     def suspect(self) -> None:
-        """NATS had no storage for something a moment ago."""
+        """NATS had no storage for something a moment ago, or a rescue failed."""
         self._suspected.set()
 
     async def run(self) -> None:
@@ -60,6 +60,7 @@ class StrandedJobs:
         jobs, rescued = self._index.jobs(), 0
         for start in range(0, len(jobs), READS_AT_ONCE):
             if not self._may_act():
+                self.suspect()  # a late renewal may still save this term
                 break
             parks = [park for job in jobs[start : start + READS_AT_ONCE] if (park := self._index.get(job))]
             overdue = await asyncio.gather(*(self._overdue(park) for park in parks))
