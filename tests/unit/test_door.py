@@ -3,9 +3,10 @@
 import asyncio
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
-from laneway.admission.door import Door, DoorLimits
+from laneway.admission.door import WORKER_GRACE_S, Door, DoorLimits
 from laneway.core import job
 from laneway.core.clock import ManualClock
 from laneway.core.errors import Code
@@ -38,3 +39,37 @@ async def test_a_read_that_is_answered_after_the_end_changes_nothing():
         records.answer.set_result(None if late else StoredRecord(record, 1))
         await reading
         assert stream.record is ended
+
+
+class Corrected:
+    """The loop's time, and a time of jobs that is now and then put right."""
+
+    def __init__(self) -> None:
+        self.by_s = 1_800_000_000.0
+
+    def now(self) -> float:
+        return self.monotonic() + self.by_s
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("step_s", [-0.0002, -2.0, 3.0])
+async def test_a_deadline_is_looked_at_when_it_is_there_however_the_time_was_corrected(step_s: float):
+    """By a quarter of a millisecond at each measurement, or by a server that tells another time."""
+    nobody: Any = None
+    clock, beat_s = Corrected(), DoorLimits().beat_s
+    door = Door("door-a", nobody, "local", nobody, nobody, nobody, nobody, nobody, clock, DoorLimits())
+    record = make_record()
+    contract = replace(record.contract, deadline_s=clock.now() + 10.0)
+    stream = door.open(replace(record, attached=True, contract=contract))
+    stream.checks = 8  # it has waited long, and is read seldom
+    await asyncio.sleep(5.0)
+    clock.by_s += step_s
+    while stream not in door._due:
+        await asyncio.sleep(beat_s / 4)
+        door._find_silent()
+    late_s = clock.now() - contract.deadline_s
+    assert 0.0 <= late_s <= WORKER_GRACE_S + beat_s
+    door._forget_deadline(stream)

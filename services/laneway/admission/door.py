@@ -39,6 +39,7 @@ from laneway.runtime.wire.records import UnreadableMessage
 
 SILENCE_S_MAX = 30.0  # a waiting job's record is read ever less often, down to this
 REPLAY_EVERY_S = 0.25  # least time between two requests of one stream for the same gap
+LOOK_GAP_S = 0.001  # between two looks at a deadline
 WORKER_GRACE_S = 0.5  # a running job's worker ends it at its deadline; after this the door does
 UNREADABLE_S_MAX = 5.0  # beyond the deadline; then the stream ends without having seen the record
 CHECKS_AT_ONCE = 16
@@ -183,9 +184,17 @@ class Door:
     def _register(self, stream: Stream) -> Stream:
         stream.on_caught_up = self._caught_up
         self._streams.setdefault(stream.record.job_id, []).append(stream)
-        delay_s = max(0.0, stream.record.contract.deadline_s - self._clock.now())
-        self._deadlines[stream] = asyncio.get_running_loop().call_later(delay_s, self.check, stream)
+        self._await_deadline(stream)
         return stream
+
+    def _await_deadline(self, stream: Stream) -> None:
+        """Has the record read at the deadline. The time of jobs may have been corrected back while this waited."""
+        left_s = stream.record.contract.deadline_s - self._clock.now()
+        if stream in self._deadlines and left_s <= 0.0:
+            self.check(stream)
+        else:
+            again = asyncio.get_running_loop().call_later(max(LOOK_GAP_S, left_s), self._await_deadline, stream)
+            self._deadlines[stream] = again
 
     async def close_stream(self, stream: Stream) -> None:
         """No reader is left. Everything but the subscription is gone when this first waits."""
@@ -334,13 +343,16 @@ class Door:
     # --- what the records say ------------------------------------------------------------------------
 
     def _find_silent(self) -> None:
-        """Streams that heard nothing for a while: soon where a worker should be sending, ever later where none is."""
-        now_s = self._clock.monotonic()
+        """Streams that heard nothing for a while: soon where a worker should be sending or the deadline is over, ever
+        later where none is."""
+        now_s, time_s = self._clock.monotonic(), self._clock.now()
         for stream in self.streams():
             if stream.ended:
                 continue
             patience_s = self._limits.silence_s
-            if not stream.worker_id:
+            if time_s >= stream.record.contract.deadline_s + WORKER_GRACE_S:  # it came sooner than it was awaited
+                patience_s = self._limits.beat_s
+            elif not stream.worker_id:
                 patience_s = min(SILENCE_S_MAX, patience_s * 2 ** min(stream.checks, 8))
             elif self._leases.alive(stream.worker_id) is False:
                 patience_s = self._limits.beat_s
