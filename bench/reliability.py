@@ -40,9 +40,10 @@ from laneway.client import (
 )
 from laneway.core import subjects
 from laneway.runtime.bus import Bus
+from laneway.runtime.records import RecordStore
 from tests.support.drill_count import Ends, ends_of
 from tests.support.drill_faults import kill_engine, slow_down
-from tests.support.drill_load import PATIENCE, answer_of, workers_seen
+from tests.support.drill_load import PATIENCE, TENANT, answer_of, workers_seen
 from tests.support.drill_stack import CLUSTER_SIZE, DrillStack
 from tests.support.nats import REGION, eventually
 from tests.support.proxy import Proxy, proxied
@@ -125,11 +126,12 @@ class Bench:
     stack: DrillStack
     bus: Bus
     ends: Ends
-    line: Proxy | None = None
+    lines: dict[str, Proxy] = field(default_factory=dict)  # by worker: its way to NATS, which can be cut
+    victim: str = ""  # a worker that runs some of the streams
     _number: int = 0
 
-    def worker(self, number: int = 0) -> Child:
-        return self.stack.workers[number]
+    def worker(self) -> Child:
+        return self.stack.child(self.victim)
 
     async def back(self, child: Child) -> None:
         if child.alive:
@@ -157,6 +159,9 @@ class Bench:
                 for each in streams:
                     group.create_task(each.run(client))
                 await eventually(lambda: all(len(each.ids) > 20 for each in streams), 30.0)
+                stored = await RecordStore(self.bus).get(REGION, TENANT, streams[0].job_id, leader=True)
+                assert stored is not None
+                self.victim = stored.record.owner.rpartition("-")[0]  # an incarnation is a name and some digits
                 await case.fault(self)
             good = sample.told["ok"]
             with contextlib.suppress(TimeoutError):  # shows as what it is: nothing is served any more
@@ -224,10 +229,10 @@ async def drain_worker(bench: Bench) -> None:
 
 
 async def cut_worker_off(bench: Bench) -> None:
-    assert bench.line is not None
-    bench.line.cut()
+    line = bench.lines[bench.victim]
+    line.cut()
     await asyncio.sleep(OUTAGE_S + 3.0)
-    bench.line.heal()
+    line.heal()
 
 
 async def crash_engine(bench: Bench) -> None:
@@ -353,14 +358,14 @@ async def benched(servers: int) -> AsyncIterator[Bench]:
         stack = await exits.enter_async_context(stack)
         bus = await exits.enter_async_context(stack.observed())
         ends = await exits.enter_async_context(ends_of(bus))
-        line = None
-        if servers == 1:  # one worker speaks to NATS through a line that can be cut
-            line = await exits.enter_async_context(proxied(stack.addresses.nats))
-            stack.workers[0].environment["LANEWAY_NATS__URL"] = line.url
-            await stack.restart(stack.workers[0].name)
+        lines: dict[str, Proxy] = {}
+        for worker in stack.workers if servers == 1 else ():
+            line = lines[worker.name] = await exits.enter_async_context(proxied(stack.addresses.nats))
+            worker.environment["LANEWAY_NATS__URL"] = line.url
+            await stack.restart(worker.name)
         async with SchedulerClient(stack.addresses.scheduler) as scheduler:
             await workers_seen(scheduler, WORKERS)
-        yield Bench(stack, bus, ends, line)
+        yield Bench(stack, bus, ends, lines)
 
 
 async def ready(bench: Bench) -> None:

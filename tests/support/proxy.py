@@ -25,7 +25,11 @@ class Proxy:
         self._flowing.set()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(self._host, self._port)
+        try:
+            there, back = await asyncio.open_connection(self._host, self._port)
+        except OSError:  # nobody is there: whoever called is told by the close
+            writer.close()
+            return
         for source, target in ((reader, back), (there, writer)):
             task = asyncio.create_task(self._pump(source, target))
             self._pumps.add(task)

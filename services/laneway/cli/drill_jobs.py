@@ -20,6 +20,7 @@ FREED_S_MAX = 5.0
 QUIET_S_MAX = 3.0  # workers say what they hold once a second
 LATE_S_MAX = 3.0  # a caller is told of its deadline
 SWEPT_S_MAX = 8.0  # a job that waits in a lane is ended by a sweep
+HEARD_S = 1.0  # every worker has heard of a pause by then
 LONG_TOKENS = 512
 HOLD_S = 3600.0
 WITHIN_S = 2.0  # a deadline that a long answer cannot keep
@@ -167,6 +168,7 @@ async def _held_up(play: Play) -> None:
         play.found(f"no right to pause a lane ({error.reason}): the other half was left out")
         return
     try:
+        await asyncio.sleep(HEARD_S)
         request = play.request(1, Lane.BATCH)
         quoted = (await play.client.quote(**request)).verdict.completion_eta_s or 0.0
         request["deadline_s"] = quoted + WITHIN_S
