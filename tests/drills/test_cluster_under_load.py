@@ -23,7 +23,7 @@ from laneway.core import subjects
 from laneway.core.errors import Code
 from laneway.core.lanes import Lane
 from laneway.runtime.bus import Bus
-from tests.support.drill_count import all_records, ends_of, judge, longest, nothing_is_live, verdicts
+from tests.support.drill_count import all_records, ends_of, judge, nothing_is_live, stalls, verdicts
 from tests.support.drill_faults import slow_down
 from tests.support.drill_load import Callers, drawn, workers_seen
 from tests.support.drill_stack import CLUSTER_SIZE, DrillStack
@@ -114,7 +114,7 @@ async def test_leaders_die_and_servers_are_cut_off_and_nothing_is_lost() -> None
         verdict = judge(asked, theirs, ends, await verdicts(bus))
         print(verdict)
         print(f"a caller who repeats nothing was told {dict(prober.told)}, after {prober.slowest_s:.1f} s at most")
-        print(f"stalls: {longest([each.stall_s for each in asked if each.stall_s])}")
+        print(f"stalls of streams: {stalls(asked)}")
         assert not verdict.wrong, "\n".join(verdict.wrong[:40])
         assert not [job_id for job_id, record in records.items() if not record.state.terminal]
         assert not prober.wrong, prober.wrong[:10]

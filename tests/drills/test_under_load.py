@@ -16,9 +16,9 @@ import pytest
 
 from laneway.cli.stack import StackOptions
 from laneway.client import SchedulerClient
-from tests.support.drill_count import all_records, ends_of, judge, longest, nothing_is_live, verdicts
+from tests.support.drill_count import all_records, ends_of, judge, nothing_is_live, stalls, verdicts
 from tests.support.drill_faults import Saboteur, plan
-from tests.support.drill_load import Callers, Way, drawn, workers_seen
+from tests.support.drill_load import Callers, drawn, workers_seen
 from tests.support.drill_stack import DrillStack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.drill, pytest.mark.timeout(400)]
@@ -67,7 +67,7 @@ async def test_nothing_is_lost_or_said_twice_while_everything_is_killed_and_froz
         await nothing_is_live(stack, bus)
         verdict = judge(asked, await all_records(bus), ends, await verdicts(bus))
         print(verdict)
-        print(f"stalls of streams: {longest([each.stall_s for each in asked if each.way in (Way.ATTACHED, Way.KEPT)])}")
+        print(f"stalls of streams: {stalls(asked)}")
         assert not verdict.wrong, "\n".join(verdict.wrong[:40])
         assert set(ends.stored) == {each.job_id for each in asked if each.job_id} | set(ends.stored), "all seen"
         assert sum(saboteur.done.values()) >= 20

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -229,6 +229,14 @@ def _wrong(asked: Asked, records: dict[str, JobRecord], said: dict[str, Counter[
     return out
 
 
-def longest(stalls: Sequence[float]) -> str:
-    ordered = sorted(stalls)
-    return f"median {ordered[len(ordered) // 2]:.2f} s, longest {ordered[-1]:.2f} s" if ordered else "none"
+def stalls(asked: Iterable[Asked]) -> str:
+    """The silences of streams: their median, and the longest with what helps to find out why."""
+    ordered = sorted((each for each in asked if each.stall_s), key=lambda each: -each.stall_s)
+    if not ordered:
+        return "none"
+    worst = "; ".join(
+        f"{each.stall_s:.1f} s at {each.stalled_at_s:.1f} s, {each.way} {each.lane}, attempt {each.attempts},"
+        f" {each.job_id}"
+        for each in ordered[:3]
+    )
+    return f"median {ordered[len(ordered) // 2].stall_s:.2f} s; the longest {worst}"

@@ -88,7 +88,8 @@ class Asked:
     ids: list[int] = field(default_factory=list)
     text: str = ""
     attempts: int = 0
-    stall_s: float = 0.0
+    stall_s: float = 0.0  # longest silence of its stream
+    stalled_at_s: float = 0.0  # when that began, after the beginning
     verdicts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -137,6 +138,7 @@ class Callers:
         self.asked = asked
         self._clients = [Client(address, retry_budget=PATIENCE) for address in doors]
         self._bus = bus
+        self._began_s = 0.0
         self._by_key = {each.key: each for each in asked}
 
     async def close(self) -> None:
@@ -151,7 +153,7 @@ class Callers:
             asked.verdicts[verdict.error.reason if verdict.HasField("error") else "OK"] += 1
 
     async def run(self) -> None:
-        began_s = time.monotonic()
+        began_s = self._began_s = time.monotonic()
         ways = {
             Way.ATTACHED: self._attached,
             Way.KEPT: self._attached,
@@ -181,14 +183,18 @@ class Callers:
 
     async def _attached(self, asked: Asked) -> None:
         async with self._door(asked).generate(idempotency_key=asked.key, **asked.fields) as stream:
-            asked.job_id = stream.job_id
+            asked.job_id, last_s = stream.job_id, 0.0
             async for chunk in stream:
                 assert chunk.first_index == len(asked.ids), f"{asked.key} hears {chunk.first_index}"
                 asked.ids += chunk.token_ids
                 asked.text += chunk.text
+                now_s = time.monotonic()
+                if last_s and now_s - last_s > asked.stall_s:
+                    asked.stall_s, asked.stalled_at_s = now_s - last_s, last_s - self._began_s
+                last_s = now_s
         asked.job_id = stream.job_id
         asked.told.append(stream.finished.state.value)
-        asked.attempts, asked.stall_s = stream.finished.attempt, stream.finished.stall_s
+        asked.attempts = stream.finished.attempt
 
     async def _left(self, asked: Asked) -> None:
         async with self._door(asked).generate(idempotency_key=asked.key, **asked.fields) as stream:
