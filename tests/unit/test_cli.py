@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from laneway.cli import console
+from laneway.cli.drill_play import Outcome, Play
 from laneway.cli.endpoint import Endpoint, address_of, endpoint_file, read_endpoint, remove_endpoint, write_endpoint
 from laneway.cli.job_view import print_job
 from laneway.cli.main import app
@@ -24,7 +25,7 @@ from laneway.cli.stack import LocalStack, StackError, StackOptions
 from laneway.cli.toml_text import merged, toml_text
 from laneway.cli.up import _tables
 from laneway.client import Job
-from laneway.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, LaneSaturated
+from laneway.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, LaneSaturated, Unavailable
 from laneway.core.job import Contract, Timings, Usage
 from laneway.core.lanes import JobState, Lane, Phase
 from laneway.runtime import model_files
@@ -350,3 +351,14 @@ def test_settings_from_flags_become_tables():
         "region": {"name": "eu"},
         "nats": {"url": "nats://a:1"},
     }
+
+
+async def test_a_drill_that_cannot_put_back_what_it_changed_says_what_is_left_to_do(capsys: pytest.CaptureFixture[str]):
+    async def away() -> None:
+        raise Unavailable("the scheduler is away")
+
+    nobody: Any = None
+    play = Play(nobody, nobody, "chat", "run", 1, Outcome("drain"), print)
+    with pytest.raises(Unavailable):
+        await play.put_back(away(), "w1 is still drained: laneway undrain w1")
+    assert "laneway undrain w1" in capsys.readouterr().out

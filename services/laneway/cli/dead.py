@@ -77,7 +77,7 @@ def requeue(
     job_ids: Annotated[list[str], typer.Argument(metavar="JOB", help="Jobs to run again.")],
     deadline: Annotated[
         float | None,
-        typer.Option("--deadline", min=0.001, help="Seconds from now until the answer is due; else as many as before."),
+        typer.Option("--deadline", min=0.001, help="Seconds until the answer is due. Default: as many as the job had."),
     ] = None,
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,

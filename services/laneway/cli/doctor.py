@@ -184,10 +184,10 @@ def check_clock(settings: Settings) -> Iterator[Finding]:
     if skew_s is not None and abs(skew_s) <= TOLD_S:
         yield Finding(Level.OK, "this host's clock is that of NATS")
         return
-    off = "by more than a day"
+    what = "this host's clock is more than a day off that of NATS, or NATS takes more than a second to answer"
     if skew_s is not None:
-        off = f"{abs(skew_s):.1f} s {'behind' if skew_s > 0.0 else 'ahead of'} that of NATS"
-    yield Finding(Level.BROKEN, f"this host's clock is off: {off}", "keep all hosts in step (NTP, chrony)")
+        what = f"this host's clock is {abs(skew_s):.1f} s {'behind' if skew_s > 0.0 else 'ahead of'} that of NATS"
+    yield Finding(Level.BROKEN, what, "keep all hosts in step (NTP, chrony)")
 
 
 def check_services(settings: Settings, running: Endpoint | None) -> Iterator[Finding]:

@@ -33,23 +33,33 @@ NAMES = ", ".join(drill.name for drill in SAFE)
 
 SchedulerAddress = Annotated[
     str | None,
-    typer.Option("--scheduler-address", envvar="LANEWAY_SCHEDULER_ADDRESS", metavar="HOST:PORT", help="Scheduler."),
+    typer.Option(
+        "--scheduler-address",
+        envvar="LANEWAY_SCHEDULER_ADDRESS",
+        metavar="HOST:PORT",
+        help="Scheduler service to call.",
+    ),
 ]
 
 
 def drill(
-    only: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Only these: {NAMES}.")] = None,
+    only: Annotated[list[str] | None, typer.Argument(metavar="NAME", help=f"Only these: {NAMES}.")] = None,
     model: Annotated[str, typer.Option("--model", "-m", help="A model of the catalogue, or model/tier.")] = "chat",
     jobs: Annotated[int, typer.Option("--jobs", min=3, max=10_000, help="Jobs to count in `accept`.")] = JOBS,
     kill: Annotated[
-        bool, typer.Option("--kill", help="Also kill -9 a worker, of a stack that `laneway up` runs here.")
+        bool,
+        typer.Option("--kill", help="Also kill -9 a worker of the stack that `laneway up` runs here. It stays dead."),
     ] = False,
     as_json: JsonOption = False,
     address: AddressOption = None,
     scheduler_address: SchedulerAddress = None,
     token_file: TokenOption = None,
 ) -> None:
-    """Try what Laneway promises against a running stack: safe, some seconds each, exit 1 when a promise is broken."""
+    """Try what Laneway promises against a running stack; exit 1 when a promise is broken.
+
+    Each drill says what it will do, and takes some seconds. Nobody else's job is touched.
+    A worker is drained and, where it is empty, the batch lane paused; both are taken back.
+    """
     unknown = sorted(set(only or ()) - {each.name for each in SAFE})
     if unknown:
         raise typer.BadParameter(f"there is no drill {', '.join(unknown)}; there are {NAMES}", param_hint="NAME")

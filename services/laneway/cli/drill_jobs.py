@@ -175,7 +175,9 @@ async def _held_up(play: Play) -> None:
         submitted = await play.client.submit(**request)
         job = await play.client.wait(submitted.job_id, timeout_s=quoted + WITHIN_S + 2 * SWEPT_S_MAX)
     finally:
-        await play.scheduler.resume_lane(Lane.BATCH)
+        await play.put_back(
+            play.scheduler.resume_lane(Lane.BATCH), "the batch lane is still paused: laneway resume batch"
+        )
     late_s = job.timings.ended_s - job.contract.deadline_s
     phase = job.error.phase if job.error else None
     play.found(f"a batch job in a paused lane: {job.state} in phase {phase}, {late_s:.1f} s after its deadline")

@@ -43,7 +43,8 @@ async def drain_a_worker(play: Play) -> None:
         if idle:
             play.expect(await _done(play, leaving.name) == before, f"{leaving.name} took work while it was drained")
     finally:
-        await play.scheduler.undrain_worker(leaving.worker_id)
+        undrained = play.scheduler.undrain_worker(leaving.worker_id)
+        await play.put_back(undrained, f"{leaving.name} is still drained: laneway undrain {leaving.name}")
     play.expect(await play.until(lambda: is_in("READY"), STATE_S_MAX), f"{leaving.name} does not come back")
 
 

@@ -96,6 +96,14 @@ class Play:
             await asyncio.sleep(POLL_S)
         return True
 
+    async def put_back(self, act: Awaitable[object], otherwise: str) -> None:
+        """Takes back what the drill changed, or says at once what is left for a person to do."""
+        try:
+            await act
+        except BaseException:
+            self.say(f"  {otherwise}")
+            raise
+
     async def workers(self) -> list[Worker]:
         """Those that serve the model and are ready."""
         models = [m async for m in self.scheduler.list_models()]
