@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
 from laneway.core.clock import ManualClock
@@ -174,3 +176,18 @@ async def test_a_server_that_does_not_answer_leaves_the_clock_as_it_is() -> None
     with pytest.raises(NoAnswer):
         await clock.measure()
     assert clock.now() == pytest.approx(server.now())
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "no JSON", "[]", '{"error":{"code":503}}', '{"server":{"time":7}}', '{"server":{"time":"noon"}}']
+)
+async def test_a_server_that_answers_something_else_is_one_that_does_not_answer(answer: str) -> None:
+    class Odd(Bus):
+        def __init__(self) -> None:
+            pass
+
+        async def request(self, *_: object, **__: object) -> Msg:
+            return Msg(cast("Client", None), data=answer.encode())
+
+    with pytest.raises(NoAnswer):
+        await NatsClock(Odd(), ManualClock()).measure()

@@ -383,8 +383,10 @@ class Bus:
     async def server_time_s(self, timeout_s: float | None = None) -> float:
         """The wall time of the server that we are connected to, at some moment of this call. Raises a BusError."""
         msg = await self.request("$SYS.REQ.USER.INFO", b"", timeout_s=timeout_s)
-        stamp = msgspec.json.decode(msg.data)["server"]["time"]
-        return datetime.fromisoformat(stamp).timestamp()
+        try:
+            return datetime.fromisoformat(msgspec.json.decode(msg.data)["server"]["time"]).timestamp()
+        except (KeyError, TypeError, ValueError, msgspec.DecodeError) as error:
+            raise NoAnswer("NATS does not tell its time") from error
 
     async def close(self) -> None:
         """Flushes what was published and closes, within CLOSE_TIMEOUT_S. Never drains: that may take 30 s."""
