@@ -141,6 +141,39 @@ async def test_a_deadline_in_the_queue_and_while_running(nats_server: LocalNats)
         await nothing_left(place)
 
 
+@pytest.mark.parametrize("wait", ["read", "write"])
+@pytest.mark.slow
+async def test_a_deadline_frees_the_engine_while_nats_answers_nobody(
+    nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch, wait: str
+):
+    async with yard(nats_server, workers=1, engine__pace_s=0.01) as place:
+        worker = place.workers[0].worker
+        endings, answered = worker._bench.endings, asyncio.Event()
+        asks = getattr(endings, wait)
+
+        async def slowly(*given: Any) -> Any:
+            await answered.wait()
+            return await asks(*given)
+
+        monkeypatch.setattr(endings, wait, slowly)
+        deadline = {"deadline_s": SystemClock().now() + 1.0}
+        earlier: dict[str, Any] = {"attempt": 1, "starts": 1, "clean": 1} if wait == "write" else {}
+        stored = await place.submit(max_tokens=2000, contract=deadline, **earlier)
+        runs = worker.runs
+        assert runs is not None
+        run = await eventually(lambda: runs.running(stored.record.job_id))
+        await eventually(lambda: len(worker.sequences))
+        if wait == "read":
+            run.confirm_ownership()
+        await eventually(place.workers[0].engine_empty, 3.0)
+        assert worker.sequences.stats().steps < 200, "it was not computed to its end"
+        assert runs.running(stored.record.job_id) is run
+        answered.set()
+        (record,) = await place.ended(stored.record.job_id)
+        assert record.state is JobState.EXPIRED
+        await nothing_left(place)
+
+
 async def test_a_job_is_not_started_before_its_time(nats_server: LocalNats):
     async with yard(nats_server, workers=1) as place:
         now_s = SystemClock().now()

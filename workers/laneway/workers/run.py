@@ -63,6 +63,7 @@ class JobRun:
         self._tail: Tail | None = None  # from when it may emit, where others could go on from its tokens
         self._joiner = Joiner()
         self._open = False  # output may leave
+        self._deadline: asyncio.TimerHandle | None = None  # from the claim on
         self._doubts = 0  # times since the last look at the record at which others may have taken the job over
         self._wake = asyncio.Event()
 
@@ -104,6 +105,9 @@ class JobRun:
         except Exception as error:  # noqa: BLE001 - one job's fault must not end the others
             _log.error("run_failed", job_id=self.job_id, error=repr(error), exc_info=error)
             word = await self._give_up("fault", jobs.requeue)
+        finally:
+            if self._deadline is not None:
+                self._deadline.cancel()
         self._generation.abort()
         await self._generation.gone()
         return word
@@ -113,6 +117,7 @@ class JobRun:
         if refused is not None:
             return await self._dismiss(refused)
         assert self._owned is not None
+        self._watch_deadline()
         record = self._owned.record
         if record.attempt == 1:
             if record.attached and record.door not in self._outlets:
@@ -176,13 +181,17 @@ class JobRun:
             if self._doubts:
                 await self._confirm_ownership()
                 continue
-            left_s = self.job.record.contract.deadline_s - self._bench.clock.now()
-            try:
-                async with asyncio.timeout(max(0.0, left_s)):
-                    await self._wake.wait()
-            except TimeoutError:
-                self._end(Outcome(Kind.EXPIRED))
+            await self._wake.wait()
             self._wake.clear()
+
+    def _watch_deadline(self) -> None:
+        """Ends the run at its deadline, whatever it waits for: the engine computes nothing beyond it, also where NATS
+        answers nobody."""
+        left_s = self.job.record.contract.deadline_s - self._bench.clock.now()
+        if left_s > 0.0:
+            self._deadline = asyncio.get_running_loop().call_later(left_s, self._watch_deadline)
+        else:
+            self._end(Outcome(Kind.EXPIRED))
 
     async def _confirm_ownership(self) -> None:
         """After a time in which others may have taken us for dead. Nothing leaves until it is known."""
