@@ -49,10 +49,10 @@ class Taker:
         record = change(record) if change else record
         return StoredRecord(record, await self.records.create(record))
 
-    async def takes(self, stored: StoredRecord) -> Any:
+    async def takes(self, stored: StoredRecord, alone: Any = None) -> Any:
         record = stored.record
         delivered = Delivered(REGION, record.tenant, record.job_id, stored, True, 3.0)
-        return await self.claims.claim(delivered, _alone)
+        return await self.claims.claim(delivered, alone or _alone)
 
     def earn(self, retries: int, record: JobRecord) -> None:
         for _ in range(10 * retries):
@@ -108,6 +108,27 @@ async def test_one_tenants_failures_take_nothing_from_another(provisioned_bus: B
     for _ in range(5):
         assert isinstance(await taker.takes(await taker.stored(lost)), Nak)
     assert isinstance(await taker.takes(other), StoredRecord)
+
+
+async def test_a_suspect_that_cannot_pay_stops_nobody_and_one_that_finds_no_gap_pays_nothing(
+    provisioned_bus: Bus,
+) -> None:
+    taker, asked = Taker(provisioned_bus), 0
+    suspect = await taker.stored(lambda record: jobs.requeue(jobs.claim(lost(record), DEAD, 2.0), DEAD, 2))
+
+    async def no_gap() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    refused = await taker.takes(suspect, no_gap)
+    assert (refused.reason, asked) == ("retry_budget_empty", 0)
+    taker.earn(1, suspect.record)
+    for count in (1, 2):
+        refused = await taker.takes(suspect, no_gap)
+        assert (refused.reason, asked) == ("runs_alone", count)
+    assert (await taker.takes(suspect)).record.attempt == 3
+    assert isinstance(await taker.takes(await taker.stored(lost)), Nak), "what it was given back, it has spent"
 
 
 async def test_whoever_waits_for_the_budget_ends_at_its_deadline(provisioned_bus: Bus) -> None:

@@ -59,9 +59,16 @@ class RetryBudget(Struct, frozen=True):
 
     def first_attempt(self, now_s: float, params: RetryParams, count: int = 1) -> RetryBudget:
         """The budget after so many more first attempts."""
+        return self._with(count * params.deposit, now_s, params)
+
+    def refund(self, now_s: float, params: RetryParams) -> RetryBudget:
+        """The budget after a retry that was paid for and did not take place."""
+        return self._with(1.0, now_s, params)
+
+    def _with(self, more: float, now_s: float, params: RetryParams) -> RetryBudget:
         kept = self._refilled(now_s, params)
         second, amount = kept[-1]
-        return RetryBudget((*kept[:-1], (second, amount + count * params.deposit)))
+        return RetryBudget((*kept[:-1], (second, amount + more)))
 
     def left(self, now_s: float, params: RetryParams) -> float:
         """Retries that could be paid now."""

@@ -227,13 +227,15 @@ class Claims:
                 return step.stored
             if isinstance(step, Ack | Nak | Term):
                 return step
-            if isinstance(step, Write) and step.alone and alone is not None and not await alone():
-                return Nak(delivered.ack_wait_s, "runs_alone")
-            if isinstance(step, Write) and not paid:
+            if isinstance(step, Write) and not paid:  # before anybody makes way: whoever cannot pay stops no others
                 step = self._pay(step)
                 if isinstance(step, Nak):
                     return step
                 paid = isinstance(step, Write)
+            if isinstance(step, Write) and step.alone and alone is not None and not await alone():
+                if jobs.is_retry(step.stored.record):
+                    self._retries.refund(step.stored.record)
+                return Nak(delivered.ack_wait_s, "runs_alone")
             ending = isinstance(step, End)
             write = step.write if isinstance(step, End) else step
             record = step.change(write.stored.record) if isinstance(step, End) else change(write)

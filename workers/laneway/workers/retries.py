@@ -77,6 +77,11 @@ class Retries:
         budget.turn_s = max(budget.turn_s + gap_s, now_s + (wait_s_max if soonest_s is None else soonest_s))
         return min(wait_s_max, budget.turn_s - now_s) + self._random.random() * gap_s
 
+    def refund(self, record: JobRecord) -> None:
+        """What was paid for comes to nothing, through no fault of the job."""
+        budget = self._of(record)
+        budget.left = budget.left.refund(self._clock.monotonic(), self._params)
+
     def backoff_s(self, record: JobRecord) -> float:
         """How long a job whose attempt just failed is left alone, within its deadline."""
         delay_s = backoff_s(strikes(record), record.contract.lane, self._random.random(), self._params)
