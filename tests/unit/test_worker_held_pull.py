@@ -70,12 +70,17 @@ class Floor:
 
 
 def loop_of(
-    servers: dict[Lane, Server], seats: Seats, *, reserved: int = 1, paused: frozenset[Lane] = frozenset()
+    servers: dict[Lane, Server],
+    seats: Seats,
+    *,
+    reserved: int = 1,
+    paused: frozenset[Lane] = frozenset(),
+    floor: Floor | None = None,
 ) -> PullLoop:
     return PullLoop(
         servers,  # type: ignore[arg-type]  # answers as a LanePuller does
         seats,
-        Floor(),  # type: ignore[arg-type]  # nothing is placed here
+        floor or Floor(),  # type: ignore[arg-type]  # nothing is placed here
         PullParams(priority_reserved_slots=reserved),
         ManualClock(),
         ack_wait_s=dict.fromkeys(LANES, 3.0),

@@ -22,7 +22,7 @@ from laneway.core.job import (
     claim,
     succeed,
 )
-from laneway.core.lanes import FinishReason, JobState, Lane
+from laneway.core.lanes import FinishReason, JobState, Lane, Phase
 from laneway.core.objects import ObjectName, ObjectRef
 from laneway.runtime.bus import NoAnswer, PayloadTooLarge
 from laneway.runtime.clock import SystemClock
@@ -187,6 +187,29 @@ async def test_a_job_that_is_cancelled_while_its_prompt_is_fetched_never_runs(
         await at_rest(place)
         ended = await place.record(record.job_id)
         assert (ended.state, ended.attempt) == (JobState.CANCELLED, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("comes", [True, False])
+async def test_a_job_whose_prompt_comes_after_its_deadline_never_runs(
+    nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch, comes: bool
+):
+    if not comes:
+        monkeypatch.setattr("laneway.workers.fetching.FETCH_S_MAX", 0.5)
+    stuck = Stuck(monkeypatch)
+    async with yard(nats_server, workers=1) as place:
+        contract = replace(make_record(lane=Lane.BATCH).contract, deadline_s=round(CLOCK.now() + 0.4, 3))
+        record, _ = await submit_large(place, contract=contract)
+        await eventually(lambda: stuck.begun)
+        await asyncio.sleep(max(0.0, record.contract.deadline_s - CLOCK.now()))
+        if comes:
+            stuck.go.set()
+        (ended,) = await place.ended(record.job_id)
+        assert (ended.state, ended.attempt) == (JobState.EXPIRED, 0)
+        assert ended.error is not None
+        assert ended.error.phase is Phase.QUEUE
+        await at_rest(place)
+        assert stuck.begun == 1
 
 
 @pytest.mark.slow

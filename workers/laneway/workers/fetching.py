@@ -22,6 +22,7 @@ from laneway.workers.messages import Attachment
 
 FETCH_S_MAX = 10.0
 RETRY_S = 1.0  # before a job whose task could not be had is delivered again
+STOPPED = Nak(0.0, "stopped")
 
 _log = structlog.get_logger(__name__)
 
@@ -37,27 +38,30 @@ class Fetch:
         self.seat = seat
         self.ack_wait = ack_wait
         self.kept = kept
-        self._limit = asyncio.timeout(FETCH_S_MAX)
+        self._limit: asyncio.Timeout | None = None  # from when it is under way
         self._stopped = False
 
     async def get(self, references: References) -> LaneJob | Nak | ObjectLost:
         """The job with its task, or why it does not run here now, or never."""
         try:
-            async with self._limit:
+            async with asyncio.timeout(0.0 if self._stopped else FETCH_S_MAX) as self._limit:
                 job = await references.job(self.job)
         except TimeoutError:
-            return Nak(0.0, "stopped") if self._stopped else Nak(RETRY_S, "task_not_fetched")
+            return STOPPED if self._stopped else Nak(RETRY_S, "task_not_fetched")
         except ObjectLost as lost:
             return lost
         except BusError as error:
             _log.warning("task_not_fetched", job_id=self.job_id, reason=error.reason)
             return Nak(RETRY_S, "task_not_fetched")
-        return Nak(0.0, "stopped") if self._stopped else job
+        except Exception as error:  # noqa: BLE001 - one job's fault must not end the others
+            _log.error("fetch_failed", job_id=self.job_id, error=repr(error), exc_info=error)
+            return Nak(self.ack_wait.interval_s, "fault")
+        return STOPPED if self._stopped else job
 
     def stop(self) -> None:
         """It is not to run here: this worker drains, or somebody ended the job, as its next delivery finds out."""
         self._stopped = True
-        if self._limit.when() is not None and not self._limit.expired():
+        if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     def attach(self, door: str, attachment: Attachment, now_s: float) -> None:

@@ -378,7 +378,11 @@ class PullLoop:
     # --- what is staged ------------------------------------------------------------------------------
 
     async def look_after_staged(self) -> None:
-        """Asks for time while the engine advances; gives back or ends what should not wait here any longer."""
+        """Asks for time while the engine advances; gives back or ends what should not wait here any longer.
+
+        Where nothing may start, because a suspect has the engine to itself or there is none, a job would be kept from
+        workers that have room, for as long as that takes.
+        """
         paused, steps = self._paused(), self._engine_steps()
         for lane, staged in tuple(self._staged.items()):
             if self._clock.now() >= staged.job.record.contract.deadline_s:
@@ -386,6 +390,8 @@ class PullLoop:
                 self._floor.dispose_expired(staged.delivery, staged.job)
             elif lane in paused:
                 await self._give_back(lane, "paused")
+            elif not self._floor.may_start():
+                await self._give_back(lane, "nothing_may_start")
             elif staged.ack_wait.ask(self._clock.monotonic(), steps):
                 try:
                     await staged.delivery.progress()

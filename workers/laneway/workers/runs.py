@@ -19,7 +19,7 @@ from laneway.workers.bench import Bench
 from laneway.workers.claims import Nak
 from laneway.workers.deliveries import answer, delivered_of, unreadable_of
 from laneway.workers.disposal import Disposal
-from laneway.workers.fetching import RETRY_S, Fetch
+from laneway.workers.fetching import RETRY_S, STOPPED, Fetch
 from laneway.workers.ledger import Seats
 from laneway.workers.run import JobRun
 from laneway.workers.suspects import Suspects
@@ -93,16 +93,20 @@ class Runs:
 
     async def _fetch(self, fetch: Fetch) -> None:
         got: LaneJob | Nak | ObjectLost = Nak(RETRY_S, "task_not_fetched")
+        late = False
         try:
             got = await fetch.get(self._references)
+            late = got != STOPPED and self._bench.clock.now() >= fetch.job.record.contract.deadline_s
         finally:
             del self._fetches[fetch.job_id]
-            if isinstance(got, LaneJob) and self.may_start():
+            if isinstance(got, LaneJob) and not late and self.may_start():
                 self._start(JobRun(self._bench, got, fetch.delivery, fetch.seat, kept=fetch.kept))
             else:
                 self._seats.give_back(fetch.seat)
                 self._on_change()
-        if isinstance(got, ObjectLost):
+        if late:  # whatever came of it: nothing runs after its deadline, and nobody tries again
+            self.dispose_expired(fetch.delivery, fetch.job)
+        elif isinstance(got, ObjectLost):
             delivered = delivered_of(fetch.delivery, fetch.job, self._bench.ack_wait_s[fetch.lane])
             self._count(fetch.lane, await self._disposal.task_lost(fetch.delivery, delivered, got.message))
         elif fetch.job_id not in self._live:
