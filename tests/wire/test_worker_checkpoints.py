@@ -190,9 +190,10 @@ async def test_a_kept_job_whose_worker_and_door_both_die_goes_on(nats_server: Lo
     async with yard(nats_server, workers=1, **QUICK) as place:
         async with ByteDoor(place.bus) as door:
             keep = {"on_disconnect": OnDisconnect.KEEP}
+            longer = Sampling(max_tokens=1000, temperature=0.0)  # than a door may be silent
             ids = [
-                (await place.submit(caller_at=door, sampling=PLAIN, contract=contract)).record.job_id
-                for contract in (keep, {})
+                (await place.submit(caller_at=door, sampling=sampling, contract=contract)).record.job_id
+                for sampling, contract in ((PLAIN, keep), (longer, {}))
             ]
             await kept_at_least(place, ids[0], 2 * TOKENS)
             assert await deltas(place, ids[1]) == [], "the door holds those"
