@@ -7,13 +7,14 @@ import os
 import signal
 from pathlib import Path
 
-from laneway.cli.drill_play import TOKENS, Drill, Heard, Play, Skipped
+from laneway.cli.drill_play import Drill, Heard, Play, Skipped
 from laneway.cli.endpoint import Endpoint
 from laneway.core.errors import LanewayError
 from laneway.core.lanes import JobState, Lane
 
 STATE_S_MAX = 10.0
 STREAMS = 4
+KILL_TOKENS = 256  # a worker says once a second what it runs
 
 
 async def drain_a_worker(play: Play) -> None:
@@ -61,14 +62,15 @@ def kill_drill(endpoint: Endpoint | None, scheduler_address: str) -> Drill:
         victim = workers[0]
 
         async def attached(number: int) -> None:
-            request = play.request(number, tokens=3 * TOKENS, keep=True)
+            request = play.request(number, tokens=KILL_TOKENS, keep=True)
             async with play.client.generate(**request) as stream:
                 await heard[number].listen(stream)
 
         async with asyncio.TaskGroup() as group:
             for number in range(len(heard)):
                 group.create_task(attached(number))
-            await play.until(lambda: _holds(play, victim.name, 1, at_least=True), STATE_S_MAX)
+            if not await play.until(lambda: _holds(play, victim.name, 1, at_least=True), STATE_S_MAX):
+                raise Skipped(f"{victim.name} was not seen at work, so that nothing was killed")
             play.say(f"  kill -9 of worker {victim.name}, process {victim.process_id}")
             os.kill(victim.process_id, signal.SIGKILL)
         attempts = []
