@@ -84,6 +84,7 @@ class Ask:
     slow: bool = False
     twins: bool = False  # asked twice at once, with one key
     leaves_after: int | None = None  # messages
+    returns: bool = False  # its connection breaks then, and it goes on at another door
     cancels_after_s: float | None = None
     not_before_s: float | None = None
     # what came of it
@@ -93,6 +94,7 @@ class Ask:
     tries: list[Told] = field(default_factory=list)
     streams: list[StreamLog] = field(default_factory=list)
     cancel_told: JobState | None = None  # what CancelJob returned
+    left_s: float | None = None  # when its caller went away, or was told that it is cancelled; the loop's time
     left: bool = False
     done: bool = False
 
@@ -157,10 +159,10 @@ def _draw(random: Random, number: int, at_s: float, lane: Lane, *, poison: bool)
         prompt=(*prompt, PROMPT_END),
         max_tokens=random.choice((1, 4, 12, 30, 60, 150)),
         due_s=random.choice((low_s, random.uniform(low_s, high_s), high_s)),
-        temperature=random.choice((0.0, 0.0, 0.8)),
+        temperature=random.choice((0.0, 0.8)),
         slow=random.random() < 0.1,
     )
-    if ask.temperature and random.random() < 0.4:
+    if ask.temperature and random.random() < 0.3:
         ask.seed = random.getrandbits(16)
     elif random.random() < 0.1:
         ask.penalty = 0.5
@@ -169,7 +171,8 @@ def _draw(random: Random, number: int, at_s: float, lane: Lane, *, poison: bool)
         ask.twins = way is not Way.INGEST and random.random() < 0.2
     if way is Way.ATTACHED:
         ask.keeps = random.random() < 0.4
-        ask.leaves_after = random.choice((None, None, None, None, 0, 1, random.randint(2, 20)))
+        ask.leaves_after = random.choice((None, None, None, 0, 1, random.randint(2, 20)))
+        ask.returns = ask.keeps and random.random() < 0.8
     if random.random() < 0.15:
         ask.cancels_after_s = random.uniform(0.0, 6.0)
     if lane.may_park and random.random() < 0.2:

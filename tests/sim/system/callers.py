@@ -7,6 +7,7 @@ from random import Random
 
 from laneway.core import subjects
 from laneway.core.errors import AlreadyExists, JobNotFound, LanewayError, NotFound, OutcomeUnknown, Unavailable
+from laneway.core.lanes import JobState
 from laneway.runtime.auth import Caller
 from laneway.runtime.bus import BusError
 from laneway.runtime.wire import enums
@@ -75,6 +76,8 @@ class Callers:
             job_id = await self._read(call.begin(gate.service.Generate, request), log, ask, random, ask.leaves_after)
             told = _told(log, job_id)
             ask.tries.append(told)
+            if job_id and ask.returns and isinstance(log.error, Dropped):
+                return await self._follow(ask, random, job_id, tuple(log.ids))
             if log.finished or ask.left or log.end is not None:
                 return
             if told is Told.ACCEPTED and ask.keeps:
@@ -89,8 +92,11 @@ class Callers:
         try:
             while True:
                 if leaves_after is not None and count >= leaves_after:
-                    ask.left = True
                     call.leave()
+                    if ask.returns and job_id:
+                        log.error = Dropped("the caller's own connection broke")
+                    else:
+                        ask.left, ask.left_s = True, self._region.loop.time()
                     return job_id
                 async with asyncio.timeout(ask.deadline_s + PATIENCE_S - self._region.clock.now()):
                     message = await call.read()
@@ -112,6 +118,9 @@ class Callers:
                     await asyncio.sleep(random.uniform(0.0, SLOW_S))
         except (LanewayError, Dropped) as error:
             log.error = error
+            retryable = isinstance(error, LanewayError) and error.row.retryable and not _of_the_job(error)
+            if retryable and isinstance(error, LanewayError) and error.retry_after_s is None:
+                self.complaints.append(f"ask {ask.label}: told to try again, and not when: {error!r}")
         except TimeoutError:
             log.error = Dropped("no answer")
             call.leave()
@@ -137,9 +146,10 @@ class Callers:
             log = StreamLog(len(got), len(got), got, slow=ask.slow)
             ask.streams.append(log)
             request = pb.WatchRequest(job_id=job_id, from_index=len(got), delivered_ids=got)
-            await self._read(Call(gate, Caller(ask.tenant)).begin(gate.service.Watch, request), log, ask, random)
+            call = Call(gate, Caller(ask.tenant), window=2 if ask.slow else 64).begin(gate.service.Watch, request)
+            await self._read(call, log, ask, random)
             got += tuple(log.ids)
-            if log.finished or log.end is not None or not _again(log.error):
+            if log.finished or log.end is not None or not _again(log.error) or _of_the_job(log.error):
                 return
             await asyncio.sleep(AGAIN_S * random.uniform(0.5, 2.0))
 
@@ -212,6 +222,8 @@ class Callers:
                 await asyncio.sleep(AGAIN_S)
                 continue
             ask.cancel_told = enums.JOB_STATE_FROM_WIRE[answer.state]
+            if ask.cancel_told is JobState.CANCELLED and ask.left_s is None:
+                ask.left_s = self._region.loop.time()
             return
 
     async def _pry(self, random: Random) -> None:
@@ -255,6 +267,11 @@ def _told_by(error: BaseException) -> Told:
         if error.row.label == "unavailable" and error.reason not in ("DRAINING", "OUTCOME_UNKNOWN"):
             return Told.REFUSED
     return Told.UNKNOWN
+
+
+def _of_the_job(error: BaseException | None) -> bool:
+    """Whether what a watcher is told is how the job ended: then it names the job."""
+    return isinstance(error, LanewayError) and bool(error.job_id) and not isinstance(error, Unavailable)
 
 
 def _again(error: BaseException | None) -> bool:

@@ -21,6 +21,7 @@ from tests.sim.system.asks import TENANTS, Ask, StreamLog, Told
 from tests.sim.system.engines import EngineRun, expected_answer
 from tests.sim.system.region import CRASH_ID, ERROR_ID, REGION, Gate, Region
 
+FREED_S_MAX = 0.3  # two steps of the slowest engine, and the messages
 CLOCK_S = 0.5  # how far apart two processes may take the time of NATS to be, and what a claim takes on its way
 
 
@@ -167,11 +168,15 @@ def _ask(region: Region, ask: Ask) -> Iterator[str]:
     final = next(iter(finals.values()), None)
     for log in ask.streams:
         yield from _stream(region, ask, log, final)
-        if final is not None and log.end is not None and log.end is not final.state:
+        unread = log.error is not None and "record cannot be read" in str(
+            log.error
+        )  # NATS was away: nobody knew better
+        if final is not None and log.end is not None and log.end is not final.state and not unread:
             yield f"was told {log.end} ({log.error!r}), and the job ended {final.state} ({final.error})"
         if final is not None and log.finished and final.result and log.next_index != len(final.result.token_ids):
             yield f"a stream ended at {log.next_index} of {len(final.result.token_ids)} tokens"
-    if ask.cancel_told is not None and final is not None and ask.cancel_told is not final.state:
+    told = ask.cancel_told
+    if told not in (None, JobState.REFUSED) and final is not None and told is not final.state:  # or accepted anew since
         yield f"its cancel was told {ask.cancel_told}, and the job ended {final.state}"
     yield from _follows(region, ask, final)
 
@@ -204,6 +209,9 @@ def _follows(region: Region, ask: Ask, final: JobRecord | None) -> Iterator[str]
     for run in region.engines.of(ask.prompt):
         if run.ended_s is None:
             yield f"{run.worker_id} still computes it"
+        elif region.undisturbed and ask.left_s is not None and not ask.keeps and not ask.twins:
+            if run.stepped_s > ask.left_s + FREED_S_MAX:
+                yield f"{run.worker_id} computed it {run.stepped_s - ask.left_s:.2f} s after its caller had left"
         elif run.stepped_s + began_s > final.contract.deadline_s + CLOCK_S + region.freed_s_max:
             late_s = run.stepped_s + began_s - final.contract.deadline_s
             yield f"{run.worker_id} computed it until {late_s:.1f} s after its deadline"
@@ -221,7 +229,7 @@ def _left_on_the_server(region: Region) -> Iterator[str]:
             yield f"a checkpoint is left: {subject}"
     for subject in region.server.streams[subjects.objects_stream(REGION)].by_subject:
         job_id = subjects.object_parts(subject)[0].job_id
-        if region.history.final(job_id) is None:
+        if region.history.final(job_id) is None and not _may_be_orphaned(region):
             yield f"an object of no job is left: {subject}"
     streams = [subjects.lane_stream(REGION, lane) for lane in LANES]
     for name in (*streams, subjects.ingest_stream(REGION)):
@@ -231,6 +239,11 @@ def _left_on_the_server(region: Region) -> Iterator[str]:
         for consumer in stream.consumers.values():
             if consumer._pending:
                 yield f"{consumer.name} waits for {len(consumer._pending)} acknowledgements"
+
+
+def _may_be_orphaned(region: Region) -> bool:
+    """A door that died between object and record leaves one, which a sweep removes after hours."""
+    return any(host.dead for host in region.doors)
 
 
 def _alive(region: Region) -> set[str]:

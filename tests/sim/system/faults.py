@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable
 from random import Random
@@ -10,6 +11,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from laneway.core.lanes import LANES, Lane
+from laneway.runtime.bus import BusError
+from laneway.scheduler.loop import Scheduler
 from laneway.workers.service import Worker
 from tests.sim.memory_nats import MemoryBus
 from tests.sim.system.engines import WatchedEngine
@@ -29,6 +33,7 @@ KINDS = (
     "clock",
     "engine_crash",
     "engine_hang",
+    "pause_lane",
     "storage",
     "nats_kill",
     "nats_stop",
@@ -78,6 +83,8 @@ class Faults:
         self._random = Random(f"{region.seed} wire")
         self._hosts = {host.name: host for host in region.hosts}
         self._tasks: list[asyncio.Task[None]] = []
+        self._wanted: dict[Lane, bool] = {}  # pauses that are not in effect yet
+        self._operators: list[asyncio.Future[None]] = []
 
     async def run(self) -> None:
         began_s = self._region.loop.time()
@@ -105,6 +112,8 @@ class Faults:
             self._shape(host, _calm)
             host.each_bus(_free)
             host.mend()
+        for lane in LANES:
+            self._set_pause(lane, False)
         region.server.storage_bytes_max = math.inf
         if not region.server.running:
             region.server.start()
@@ -173,6 +182,30 @@ class Faults:
             engine = host.part.engine._engine
             if isinstance(engine, WatchedEngine):
                 host.life.process.call_soon(act, engine)
+
+    def _pause_lane(self, fault: Fault, hosts: list[Host]) -> _Acts:
+        lane = LANES[int(fault.share * len(LANES))]
+        return lambda: self._set_pause(lane, True), lambda: self._set_pause(lane, False)
+
+    def _set_pause(self, lane: Lane, paused: bool) -> None:
+        """Through whichever scheduler serves; the operator tries again until it is so, or somebody resumes."""
+        self._wanted[lane] = paused
+
+        async def ask(scheduler: Scheduler) -> None:
+            with contextlib.suppress(BusError):
+                await scheduler.pauses.set(lane, paused)
+                if self._wanted.get(lane) is paused:
+                    self._wanted.pop(lane)
+
+        async def until_so() -> None:
+            while self._wanted.get(lane) is paused:
+                for host in self._region.schedulers:
+                    if host.serves and isinstance(host.part, Scheduler) and host.life is not None:
+                        host.life.process.start(ask(host.part))
+                        break
+                await asyncio.sleep(1.0)
+
+        self._operators.append(asyncio.ensure_future(until_so()))
 
     def _storage(self, fault: Fault, hosts: list[Host]) -> _Acts:
         """Full, then freed: the server is started again, as its operator would, where schedules were stranded."""

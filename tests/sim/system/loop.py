@@ -73,11 +73,10 @@ class Process:
     def kill(self) -> None:
         """As SIGKILL: no clean-up runs."""
         self.alive = False
-        self._waiting.clear()
 
     def keep(self, handle: asyncio.Handle) -> None:
-        if self.alive:
-            self._waiting.append(handle)
+        """Also of the dead, whose tasks could not be ended without."""
+        self._waiting.append(handle)
 
     def born(self, task: asyncio.Task[Any]) -> None:
         self._tasks.append(task)
@@ -87,6 +86,7 @@ class Process:
     async def bury(self) -> None:
         """After everything: lets the tasks of a dead process end, whose clean-up must not reach anybody any more."""
         self.alive, self.stopped = True, False
+        self._loop.run_later(self._waiting)
         for _ in range(20):
             left = [task for task in self._tasks if not task.done()]
             if not left:

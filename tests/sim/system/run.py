@@ -54,7 +54,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {len(self.complaints)} complaints", *self.complaints, "faults:", *self.faults]
-        lines.append(f"run it again: LANEWAY_SIM_SEED={self.seed} pytest tests/sim/system -m 'not slow'")
+        lines.append(f"run it again: LANEWAY_SIM_SEED={self.seed} pytest tests/sim/system -k under_faults")
         return "\n".join(lines)
 
 
