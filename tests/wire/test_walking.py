@@ -91,3 +91,18 @@ async def test_a_page_reads_about_as_many_messages_as_it_gives(
     found, _ = await walk.step(place, 10)
     assert len(found) == 10
     assert asked <= 150
+
+
+@pytest.mark.parametrize("text", ["", "7", "7.", "a.b", "-1.7", "7.-1", "1.2.3", f"7.{2**63}", f"{2**63 + 1}.7"])
+def test_a_place_that_is_none_is_told_from_one(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        Place.parse(text)
+
+
+@pytest.mark.parametrize("place", [Place(0, 0), Place(2**63, 2**63 - 1)])
+async def test_every_place_that_can_be_told_can_be_gone_to(provisioned_bus: Bus, place: Place) -> None:
+    await write(provisioned_bus, 1)
+    walk = walk_of(provisioned_bus)
+    place = Place.parse(str(place))
+    await rest(walk, place, 2)
+    await walk.at_end(place)

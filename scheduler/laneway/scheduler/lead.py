@@ -99,7 +99,8 @@ class Lead:
         )  # fmt: skip
         self._object_sweep = ObjectSweep(bus, region, clock, may_act=may_act, lists=lists)
         self._staggerer = Staggerer(lanes, clock, may_act)
-        self._stranded = StrandedJobs(lanes, self.parking.index, self.releaser, clock, may_act)
+        # By the other connection: it reads whole messages, each as large as its prompt.
+        self._stranded = StrandedJobs(LaneStore(lists, region), self.parking.index, self.releaser, clock, may_act)
         self.releaser.on_stranded = self._stranded.suspect
 
     async def run(self) -> None:

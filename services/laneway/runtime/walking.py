@@ -14,6 +14,7 @@ from laneway.runtime.bus import Bus
 from laneway.runtime.reading import StoredMessage, next_from_leader
 
 READERS = 8  # requests of a walk on their way at once
+SEQUENCE_LAST = 2**63  # no stream comes this far
 WIDEN = 4  # a range of the stream that held little is followed by one so much wider
 
 
@@ -30,8 +31,10 @@ class Place:
     @classmethod
     def parse(cls, text: str) -> Place:
         """Raises ValueError."""
-        before, up = text.split(".")
-        return cls(int(before), int(up))
+        before, up = map(int, text.split("."))
+        if not (0 <= before <= SEQUENCE_LAST and 0 <= up < SEQUENCE_LAST):
+            raise ValueError("no stream has such a sequence")
+        return cls(before, up)
 
 
 class Walk:
