@@ -8,11 +8,24 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from laneway.core.checkpoints import Delta, Prefix, longest_prefix, spans
-from laneway.core.job import Attempt, JobRecord, TokenLogprob, claim, hand_back, has_begun, requeue, set_start_index
+from laneway.core.job import (
+    Attempt,
+    JobRecord,
+    Timings,
+    TokenLogprob,
+    claim,
+    hand_back,
+    has_begun,
+    requeue,
+    set_start_index,
+)
 from laneway.core.subjects import checkpoint, checkpoint_parts, checkpoints_of
+from laneway.runtime.checkpoints import writer_of
 from laneway.runtime.wire.checkpoints import decode_checkpoint, encode_checkpoint
+from laneway.runtime.wire.records import decode_record, encode_record
 from laneway.v1 import bus_pb2
 from tests.support.nats import make_record
 
@@ -204,6 +217,15 @@ def test_what_another_wrote_or_nobody_can_read_is_left_aside():
     newer.schema = 9
     for data, owner in ((encode_checkpoint("w1", (7,)), "w2"), (b"\xff", "w1"), (newer.SerializeToString(), "w1")):
         assert decode_checkpoint(data, owner, 1, 0) is None
+
+
+def test_a_job_that_has_the_id_of_an_earlier_one_has_other_checkpoints_also_at_the_same_worker():
+    job = claim(make_record(timings=Timings(created_s=1_800_000_000.001)), "w1", 1_800_000_001.0)
+    later = replace(job, timings=replace(job.timings, created_s=1_800_000_000.002))
+    left = encode_checkpoint(writer_of(job, "w1"), (7,))
+    stored = decode_record(encode_record(job))
+    assert decode_checkpoint(left, writer_of(stored, "w1"), 1, 0) == Delta(1, 0, (7,))
+    assert decode_checkpoint(left, writer_of(later, "w1"), 1, 0) is None
 
 
 def test_the_subject_says_whose_and_from_where():

@@ -15,7 +15,7 @@ import pytest
 from laneway.core import subjects
 from laneway.core.job import JobRecord, Result, Sampling
 from laneway.core.lanes import JobState, Lane, OnDisconnect
-from laneway.runtime.checkpoints import CheckpointStore
+from laneway.runtime.checkpoints import CheckpointStore, writer_of
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.reading import subject_list
 from laneway.runtime.wire.checkpoints import encode_checkpoint
@@ -163,7 +163,8 @@ async def test_a_stale_worker_spoils_nothing(nats_server: LocalNats, tmp_path: P
                 return record.attempt == 2 and record.lineage[1].begun
 
             await eventually(taken, 30)
-            start = (await place.record(job_id)).lineage[1].start_index
+            record = await place.record(job_id)
+            start = record.lineage[1].start_index
             assert start >= TOKENS
             await kept_at_least(place, job_id, start + TOKENS)
             os.kill(stale.process.pid, signal.SIGCONT)
@@ -171,7 +172,7 @@ async def test_a_stale_worker_spoils_nothing(nats_server: LocalNats, tmp_path: P
             for index in (0, start, start + TOKENS, start + 2 * TOKENS):
                 subject = subjects.checkpoint(REGION, job_id, 1, index)
                 if index:
-                    await place.bus.store(subject, encode_checkpoint(stale.id, (1,) * 200))
+                    await place.bus.store(subject, encode_checkpoint(writer_of(record, stale.id), (1,) * 200))
             await kept_at_least(place, job_id, start + 4 * TOKENS)
             forged = {(1, start), (1, start + TOKENS), (1, start + 2 * TOKENS)}
             assert all(index <= start for attempt, index in set(await deltas(place, job_id)) - forged if attempt == 1)

@@ -21,6 +21,12 @@ IDS_MAX = 512  # of one message: with 20 log probabilities for each id, a fifth 
 READERS = 16  # requests of one reading that are on their way at once
 
 
+def writer_of(record: JobRecord, owner: str) -> str:
+    """Whose tokens those of an owner of this job are. With the job's birth: where records are kept for less than
+    checkpoints, a key may bring the same id to the same worker for another job."""
+    return f"{owner} {round(record.timings.created_s * 1000)}"
+
+
 class CheckpointStore:
     """Safe to share."""
 
@@ -41,10 +47,11 @@ class CheckpointStore:
         """
         assert ids, "a delta holds ids"
         count = min(len(ids), IDS_MAX)
-        data = encode_checkpoint(record.owner, ids[:count], logprobs[:count])
+        writer = writer_of(record, record.owner)
+        data = encode_checkpoint(writer, ids[:count], logprobs[:count])
         while len(data) > self._bus.payload_bytes_max and count > 1:
             count //= 2
-            data = encode_checkpoint(record.owner, ids[:count], logprobs[:count])
+            data = encode_checkpoint(writer, ids[:count], logprobs[:count])
         subject = subjects.checkpoint(record.region, record.job_id, record.attempt, from_index)
         return self._bus.begin_store(subject, data), count, len(data)
 
@@ -65,7 +72,9 @@ class CheckpointStore:
                 return None
             async with places:
                 found = await last_message(self._bus, stream, subject)
-            return decode_checkpoint(found.data, span.owner, attempt, from_index) if found is not None else None
+            if found is None:
+                return None
+            return decode_checkpoint(found.data, writer_of(record, span.owner), attempt, from_index)
 
         deltas = await asyncio.gather(*(delta_at(subject) for subject in present))
         return longest_prefix(record.lineage, [delta for delta in deltas if delta is not None])
