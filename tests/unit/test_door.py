@@ -10,8 +10,11 @@ from laneway.admission.door import WORKER_GRACE_S, Door, DoorLimits
 from laneway.core import job
 from laneway.core.clock import ManualClock
 from laneway.core.errors import Code
-from laneway.core.job import JobError
+from laneway.core.job import JobError, JobRecord, Result, Usage
+from laneway.core.lanes import FinishReason, JobState
+from laneway.core.objects import ObjectRef
 from laneway.runtime.records import StoredRecord
+from laneway.runtime.wire.responses import finished_of
 from tests.support.nats import make_record
 
 
@@ -73,3 +76,21 @@ async def test_a_deadline_is_looked_at_when_it_is_there_however_the_time_was_cor
     late_s = clock.now() - contract.deadline_s
     assert 0.0 <= late_s <= WORKER_GRACE_S + beat_s
     door._forget_deadline(stream)
+
+
+async def test_a_stream_of_a_large_result_holds_its_pieces_and_not_the_result_as_well():
+    class Resolver:
+        async def record(self, record: JobRecord) -> JobRecord:
+            return replace(record, result=result)
+
+    nobody: Any = None
+    resolver: Any = Resolver()
+    door = Door("door-a", nobody, "local", nobody, resolver, nobody, nobody, nobody, ManualClock(), DoorLimits())
+    result = Result("abc", (97, 98, 99), (1, 1, 1), FinishReason.STOP, Usage(5, 0, 3))
+    ended = replace(make_record(), state=JobState.SUCCEEDED, attempt=1, result=result)
+    stored = job.by_reference(ended, ObjectRef("a/b/result-1/1-2-3", 100, b""))
+    stream = await door.follow(stored)
+    assert stream.record is stored
+    assert b"abc" in b"".join(await stream.read())
+    assert await stream.read() == []
+    assert finished_of(stream.record).usage.completion_tokens == 3

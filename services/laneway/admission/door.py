@@ -316,7 +316,12 @@ class Door:
 
     async def _end_whole(self, stream: Stream, record: JobRecord) -> None:
         """As `_end`, with what the record refers to, if the stream needs it. Raises ObjectLost, or a BusError."""
-        self._end(stream, await self._references.record(record) if _wants_more(stream, record) else record)
+        if not _wants_more(stream, record):
+            return self._end(stream, record)
+        self._end(stream, await self._references.record(record))
+        if stream.record.state.terminal:
+            stream.record = record  # a reader takes his time with the pieces; nobody needs the whole result beside them
+        return None
 
     # --- what workers hear ---------------------------------------------------------------------------
 
