@@ -127,6 +127,25 @@ async def test_a_false_cancel_hint_costs_a_job_nothing_but_time(nats_server: Loc
         assert record.starts - record.clean == 1
 
 
+@pytest.mark.slow
+async def test_a_job_that_comes_back_before_the_engine_let_go_of_it_is_not_forgotten(
+    nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
+):
+    """Its message is delivered again at once; a run that has answered already must not take that delivery."""
+    async with yard(nats_server, workers=1, engine__pace_s=0.005) as place:
+        sequences = place.workers[0].worker.sequences
+        abort = sequences.abort
+        monkeypatch.setattr(
+            sequences, "abort", lambda sequence: asyncio.get_running_loop().call_later(1.0, abort, sequence)
+        )
+        stored = await place.submit(lane=Lane.BATCH, max_tokens=1000)
+        await eventually(lambda: running_state(place, stored.record.job_id))
+        await place.tell(place.workers[0].id, cancel=bus_pb2.CancelHint(job_id=stored.record.job_id))
+        (record,) = await place.ended(stored.record.job_id)  # a batch job's ack wait is longer
+        assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2)
+        await nothing_left(place)
+
+
 async def test_a_deadline_in_the_queue_and_while_running(nats_server: LocalNats):
     async with yard(nats_server, workers=1, model__slots=1, engine__pace_s=0.01) as place:
         now_s = SystemClock().now()

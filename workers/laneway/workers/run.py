@@ -232,6 +232,8 @@ class JobRun:
         await bench.endings.announce(stored.record)
         delay_s = bench.retries.backoff_s(stored.record) if outcome.kind is Kind.ENGINE_LOST else 0.0
         parked = outcome.kind is Kind.PREEMPTED and await bench.reparking.park(stored, self.job.task, self.delivery)
+        if not parked:
+            await self._generation.gone()  # its next delivery may come at once, and must not find this run in its place
         await answer(self.delivery, Ack() if parked else Nak(delay_s, outcome.kind.value))
         return outcome.kind.value
 
