@@ -1,6 +1,6 @@
 # Everything here works from a fresh clone with Python 3.11 or 3.12, pip and make.
-# Variables: PYTHON=<interpreter> for `make venv`; ARGS=<more pytest arguments>; for `make demo` FIFO=0 (no comparison)
-# and KEEP=1 (stay up).
+# Variables: PYTHON=<interpreter> for `make venv`; ARGS=<more pytest arguments>; JOBS=<processes> for `make test`; for
+# `make demo` FIFO=0 (no comparison) and KEEP=1 (stay up).
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -9,6 +9,7 @@
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest
+JOBS ?= 2
 FAST := not (stack or soak or slow or drill or packaging)
 THOROUGH := (slow or drill or packaging) and not (stack or soak)
 CAN_RUN := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
@@ -37,7 +38,7 @@ demo: venv ## run the whole stack on this machine with a real model, and show th
 	@$(if $(FIFO),FIFO='$(FIFO)') $(if $(KEEP),KEEP='$(KEEP)') $(BIN)/laneway demo
 
 test: venv ## run the tests (at most 8 minutes on 2 cores); says what it leaves out
-	$(PYTEST) -m "$(FAST)" $(ARGS)
+	$(PYTEST) -n $(JOBS) --dist loadfile -m "$(FAST)" $(ARGS)
 
 check: lint ## run the rest of what CI runs: lint, slow tests, drills, packaging, containers, benchmarks in short
 	$(PYTEST) -m "$(THOROUGH)" $(ARGS)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ COMMAND_OF_MARK = {
 }
 
 left_out = pytest.StashKey[Counter[str]]()
+LEFT_OUT = "left_out"  # under this name a process that runs a share of the tests tells the first one what it left out
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,6 +25,21 @@ def pytest_configure(config: pytest.Config) -> None:
     # looptime asks for the thread's loop around tests that have none. Without this, the first such question makes a
     # loop that nobody closes; with it, the answer is that there is none.
     asyncio.set_event_loop(None)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    told: dict[str, object] | None = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        counts = session.config.stash[left_out]
+        told[LEFT_OUT] = dict(counts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each process collects all tests, so that one of them knows all that is left out."""
+    told = getattr(node, "workeroutput", {}).get(LEFT_OUT)
+    if told:
+        node.config.stash[left_out] = Counter(told)
 
 
 @pytest.hookimpl(wrapper=True)
