@@ -20,6 +20,7 @@ from laneway.runtime.wire import records
 from tools.record_messages import FOLDER, KINDS, SCHEMAS, Kind, recording, release, schemas_read
 
 ONE_OF_THESE = {"json_object", "json_schema", "regex", "grammar", "result_object"}
+NOT_STORED = frozenset({"left_out"})  # what a reader says of what it read
 
 KIND_OF = {kind.name: kind for kind in KINDS}
 RELEASES = sorted((folder.name for folder in FOLDER.iterdir()), key=lambda name: [int(n) for n in name.split(".")])
@@ -131,6 +132,8 @@ def _unset(value: object, path: str) -> Iterator[str]:
     elif isinstance(value, msgspec.Struct):
         for field in msgspec.structs.fields(value):
             found = getattr(value, field.name)
+            if field.name in NOT_STORED:
+                continue
             if field.name in ONE_OF_THESE:
                 continue  # a task has one format, and what refers to an object is recorded as a kind of its own
             has_default = field.default is not msgspec.NODEFAULT

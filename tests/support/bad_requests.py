@@ -242,7 +242,8 @@ def bytes_on_the_wire() -> Iterator[Case]:
         yield Case(f"{name} that is not UTF-8", broken)
     key = generate(spec(), PLACEHOLDER).replace(PLACEHOLDER.encode(), NOT_UTF8)
     yield Case("idempotency key that is not UTF-8", key)
-    yield Case("body of a mebibyte", generate(spec("x" * 2**20)), code=Code.RESOURCE_EXHAUSTED)
+    yield Case("body of nine mebibytes", generate(spec("x" * 9 * 2**20)), code=Code.RESOURCE_EXHAUSTED)
+    yield Case("a mebibyte of text", generate(spec("x" * 2**20)), fields=("spec.generate.prompt",))
     huge = tuple((f"x-{n}", "v" * 1000) for n in range(64))
     yield Case("huge metadata", generate(spec()), code=Code.RESOURCE_EXHAUSTED, metadata=huge)
 

@@ -99,7 +99,9 @@ async def test_a_lane_refuses_a_time_to_live_which_would_lose_jobs(provisioned_b
 
 async def test_storage_in_use_is_a_share_of_the_accounts_limit(tmp_path):
     async with LocalNats(tmp_path / "nats", storage_bytes=64 * 1024**2) as server, connected(server) as bus:
-        small = ("checkpoints_bytes_max", "ingest_bytes_max", "verdicts_bytes_max", "dead_bytes_max")
+        small = (
+            "checkpoints_bytes_max", "ingest_bytes_max", "verdicts_bytes_max", "dead_bytes_max", "objects_bytes_max",
+        )  # fmt: skip
         limits: dict[str, Any] = {**dict.fromkeys(small, 1024**2), "records_bytes_max": 32 * 1024**2}
         await provision_region(bus, small_catalogue(), **limits)
         lanes = LaneStore(bus, REGION)
