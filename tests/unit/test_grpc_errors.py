@@ -13,6 +13,7 @@ from laneway.core import errors
 from laneway.core.errors import Code, LanewayError
 from laneway.core.job import JobError
 from laneway.core.lanes import Phase
+from laneway.runtime import bus_errors
 from laneway.runtime.grpc_errors import (
     error_of,
     from_rpc_error,
@@ -27,6 +28,12 @@ KINDS = [
     kind
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, LanewayError) and kind is not LanewayError
+]
+
+BUS_KINDS = [
+    kind
+    for kind in vars(bus_errors).values()
+    if isinstance(kind, type) and issubclass(kind, bus_errors.BusError) and kind.row.retryable
 ]
 
 
@@ -73,6 +80,13 @@ def test_any_error_fits_the_headers(message, reason, field, retry_after_s, facts
 def test_the_delay_is_rounded_up(delay_s, shown):
     metadata = dict(trailing_metadata(errors.Unavailable(retry_after_s=delay_s)))
     assert metadata["grpc-retry-pushback-ms"] == shown
+
+
+@pytest.mark.parametrize("kind", BUS_KINDS, ids=lambda kind: kind.__name__)
+def test_what_nats_refuses_for_now_says_when_to_ask_again_wherever_it_surfaces(kind: type[bus_errors.BusError]):
+    """As to who cancels a job while the stream of records is full."""
+    assert kind.row.retryable
+    assert kind("why").retry_after_s is not None
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -46,9 +46,15 @@ class WrongSequence(BusError):
     row = ErrorRow(Code.ABORTED, 409, True, "conflict")
     default_reason = "WRITE_CONFLICT"
 
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message, retry_after_s=AWAY_RETRY_S)
+
 
 class StreamFull(BusError, LaneSaturated):
     """The stream is at its limit and refused the message; nothing was stored."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message, retry_after_s=FULL_RETRY_S)
 
 
 class OutOfStorage(BusError, StorageFull):
@@ -85,6 +91,9 @@ class NoAnswer(_Away):
 
 class PublishUnknown(BusError, OutcomeUnknown):
     """The publish was sent and not acknowledged: it may be stored now, or later, or never."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message, retry_after_s=AWAY_RETRY_S)
 
 
 class NotPermitted(BusError):
