@@ -362,3 +362,10 @@ async def test_a_drill_that_cannot_put_back_what_it_changed_says_what_is_left_to
     with pytest.raises(Unavailable):
         await play.put_back(away(), "w1 is still drained: laneway undrain w1")
     assert "laneway undrain w1" in capsys.readouterr().out
+
+
+def test_a_drill_that_is_not_known_is_wrong_usage_and_names_those_that_are():
+    result = runner.invoke(app, ["drill", "nuke"])
+    assert result.exit_code == 2
+    assert "accept" in result.output
+    assert "drain" in result.output
