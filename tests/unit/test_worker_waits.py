@@ -1,4 +1,4 @@
-"""What a job that waits at its worker keeps from others, and how its waits end: fetches, staged jobs, lost reads."""
+"""What a job that waits at its worker keeps from others, and how its waits end: fetches, staged jobs, reads, writes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from laneway.core.checkpoints import Prefix
-from laneway.core.job import GenerateTask, LaneJob, ReferredJob, Sampling, TokenLogprob
+from laneway.core.clock import ManualClock
+from laneway.core.job import GenerateTask, LaneJob, ReferredJob, Sampling, TokenLogprob, claim, hand_back
 from laneway.core.lanes import LANES, Lane
 from laneway.core.objects import ObjectRef
+from laneway.runtime.bus import PayloadTooLarge
+from laneway.runtime.records import StoredRecord
 from laneway.workers.ackwait import AckWait
 from laneway.workers.claims import Nak
+from laneway.workers.endings import Endings
 from laneway.workers.fetching import Fetch
 from laneway.workers.ledger import Seat
 from laneway.workers.pulling import Staged
@@ -110,3 +114,30 @@ async def test_what_a_second_read_of_checkpoints_gives_again_is_all_there_is():
     takeover = Takeover(LaneJob(record, TASK), cast(Any, store), lambda: False, "pool")
     plan = await takeover.plan(record, exact=False)
     assert (plan.start_index, store.reads) == (2, 2)
+
+
+# --- writes ------------------------------------------------------------------------------------------
+
+
+class SmallRecords:
+    """Takes no record."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    async def update(self, record: object, expected_sequence: int) -> int:
+        self.tries += 1
+        raise PayloadTooLarge(2_000, 1_000)
+
+
+async def test_a_record_that_never_fits_keeps_no_other_run_waiting():
+    records = SmallRecords()
+    endings = Endings(cast(Any, records), cast(Any, None), "w1", ManualClock(), 1_000)
+    owned = StoredRecord(claim(make_record(), "w1", 1.0), 1)
+    writing = asyncio.create_task(endings.write(owned, lambda record: hand_back(record, "w1", 1)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.wait({writing})
+    assert writing.cancelled()
+    assert 1 <= records.tries <= 2

@@ -171,6 +171,24 @@ async def test_a_worker_that_drains_gives_back_at_once_what_it_still_fetches(
 
 
 @pytest.mark.slow
+async def test_an_operators_drain_gives_back_at_once_what_is_still_fetched(
+    nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
+):
+    stuck = Stuck(monkeypatch)
+    async with yard(nats_server, workers=1) as place:
+        record, _ = await submit_large(place)
+        await eventually(lambda: stuck.begun)
+        await place.tell(place.workers[0].id, drain={"draining": True})
+        await eventually(place.workers[0].idle)
+        stuck.go.set()
+        assert (await place.record(record.job_id)).state is JobState.WAITING
+        await place.tell(place.workers[0].id, drain={"draining": False})
+        (ended,) = await place.ended(record.job_id)
+        assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 1)
+        await at_rest(place)
+
+
+@pytest.mark.slow
 async def test_a_job_that_is_cancelled_while_its_prompt_is_fetched_never_runs(
     nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
 ):

@@ -124,6 +124,7 @@ class Control:
     async def _drain(self, draining: bool) -> None:
         if draining:
             await self._pulls.pause()
+            self._runs.stop_fetches()
         elif not self._worker.stopping:
             self._pulls.go_on()
         _log.info("worker_drain_changed", draining=draining)

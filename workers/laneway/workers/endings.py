@@ -80,6 +80,8 @@ class Endings:
             try:
                 return StoredRecord(record, await self._records.update(record, stored.sequence))
             except PayloadTooLarge as error:
+                if record.result is None:  # nothing is left to be made smaller, and nobody must wait for a busy loop
+                    backoff_s = await _back_off(backoff_s, self._random)
                 change = await self._smaller(change, record, error, placed)
                 continue
             except WrongSequence:

@@ -63,7 +63,7 @@ class JobRun:
         self._tail: Tail | None = None  # from when it may emit, where others could go on from its tokens
         self._joiner = Joiner()
         self._open = False  # output may leave
-        self._deadline: asyncio.TimerHandle | None = None  # from the claim on
+        self._deadline: asyncio.TimerHandle | None = None
         self._doubts = 0  # times since the last look at the record at which others may have taken the job over
         self._wake = asyncio.Event()
 
@@ -97,6 +97,7 @@ class JobRun:
 
         Returns when the engine is rid of the sequence. `alone` is for suspect jobs: see Claims.claim.
         """
+        self._watch_deadline()
         try:
             word = await self._live(alone)
         except BusError as error:  # whether we own the job could not be learned
@@ -117,7 +118,6 @@ class JobRun:
         if refused is not None:
             return await self._dismiss(refused)
         assert self._owned is not None
-        self._watch_deadline()
         record = self._owned.record
         if record.attempt == 1:
             if record.attached and record.door not in self._outlets:
