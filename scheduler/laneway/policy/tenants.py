@@ -21,12 +21,13 @@ def near_limit(open_jobs: Mapping[tuple[str, Lane], int], limits: Mapping[Lane, 
     named = [
         (count / limits[lane], tenant, lane, count)
         for (tenant, lane), count in open_jobs.items()
-        if count > 0 and limits.get(lane, 0) and count >= _least(limits[lane])
+        if count > 0 and limits.get(lane, 0) and count >= named_from(limits[lane])
     ]
     named.sort(key=lambda each: (-each[0], each[1], each[2].value))
     depths = (TenantDepth(tenant, lane, count) for _, tenant, lane, count in named[:TENANTS_MAX])
     return tuple(sorted(depths, key=lambda depth: (depth.tenant, depth.lane.value)))
 
 
-def _least(limit: int) -> float:
+def named_from(limit: int) -> float:
+    """How many open jobs a tenant of this limit has that is named."""
     return 1.0 if limit <= SMALL_LIMIT else NAMED_SHARE * limit

@@ -22,7 +22,7 @@ from laneway.core.fleet import Plan, TenantDepth
 from laneway.core.job import NOT_ACCEPTED, IllegalTransition, JobError, JobRecord, cancel, expire, stage
 from laneway.core.lanes import JobState, Lane, Phase
 from laneway.core.subjects import ParkSubject
-from laneway.policy.tenants import near_limit
+from laneway.policy.tenants import named_from, near_limit
 from laneway.runtime import metrics
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.lanes import LaneStore
@@ -126,9 +126,16 @@ class OpenJobs:
         else:
             del self._counts[key]
 
-    def by_tenant(self) -> dict[tuple[str, Lane], int]:
-        """Open jobs by tenant and lane. Those of unknown lane, which older releases wrote, are in none."""
-        return {(tenant, Lane(lane)): count for (tenant, lane), count in self._counts.items() if lane}
+    def by_tenant(self, least: Mapping[Lane, float] | None = None) -> dict[tuple[str, Lane], int]:
+        """Open jobs by tenant and lane. Those of unknown lane, which older releases wrote, are in none. `least`: of its
+        lanes alone, and so many at least; a plan is made several times a second, and tenants may be many."""
+        least = least if least is not None else dict.fromkeys(Lane, 0.0)
+        wanted = {lane.value: count for lane, count in least.items()}
+        return {
+            (tenant, Lane(lane)): count
+            for (tenant, lane), count in self._counts.items()
+            if lane in wanted and count >= wanted[lane]
+        }
 
     def recount(self) -> dict[tuple[str, Lane], int]:
         """As `by_tenant`, counted from the jobs themselves: for those who check it."""
@@ -228,7 +235,8 @@ class Sweeper:
         the first time, what was said last stays: else a change of the leader would lift all limits."""
         since_s = self._reading_since_s
         if since_s is None or self._clock.monotonic() - since_s > FIRST_READING_S_MAX:
-            self._said = near_limit(self.open.by_tenant(), limits), self.open.sequence + 1
+            least = {lane: named_from(limit) for lane, limit in limits.items() if limit}
+            self._said = near_limit(self.open.by_tenant(least), limits), self.open.sequence + 1
         return self._said
 
     async def follow(self) -> None:
