@@ -78,7 +78,8 @@ class Processes:
 
 async def measure(smoke: bool) -> Report:
     jobs, rounds = (600, 1) if smoke else (JOBS, ROUNDS)
-    options = StackOptions(settings={"models": [MODEL], "process": {"log_level": "warning"}})
+    limits = {"tenant_jobs_max": {"batch": 1_000_000}}  # all ways and rounds together leave more than the default
+    options = StackOptions(settings={"models": [MODEL], "process": {"log_level": "warning"}, "admission": limits})
     async with (
         LocalStack(options) as stack,
         _bus(stack) as bus,
