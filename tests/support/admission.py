@@ -22,7 +22,6 @@ from laneway.core.job import GenerateTask, JobRecord, LaneJob, Result, Usage, cl
 from laneway.core.lanes import LANES, FinishReason, JobState, Lane
 from laneway.runtime.auth import Caller
 from laneway.runtime.bus import Bus, WrongSequence
-from laneway.runtime.catalogue import catalogue_of
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.grpc_errors import from_rpc_error
 from laneway.runtime.lanes import LaneStore

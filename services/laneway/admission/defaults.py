@@ -9,7 +9,6 @@ from laneway.core.lanes import LANES, Lane
 from laneway.policy.admit import AdmitParams
 from laneway.runtime.settings import AdmissionSettings, PolicySettings
 
-
 # Beyond the workers' own delay: a pull, the engine's step or prefill chunk under way, and the abort.
 YIELD_S = 0.15
 

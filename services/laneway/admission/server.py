@@ -189,9 +189,7 @@ async def open_house(
             metrics.live_gauge("laneway_door_streams", "Live streams.", ("lane",), lambda: _stream_samples(door))
         )
         text = "Use of the queue's storage, 0 to 1; no sample while it is unknown."
-        stack.enter_context(
-            metrics.live_gauge("laneway_storage_used_ratio", text, (), lambda: _sample(storage.used()))
-        )
+        stack.enter_context(metrics.live_gauge("laneway_storage_used_ratio", text, (), lambda: _sample(storage.used())))
         text = "Use of the object store, 0 to 1; no sample while it is unknown."
         stack.enter_context(
             metrics.live_gauge("laneway_objects_used_ratio", text, (), lambda: _sample(storage.objects_used()))
