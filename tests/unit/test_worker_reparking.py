@@ -11,7 +11,7 @@ from laneway.core.fleet import LanePlan, Plan, PoolPlan
 from laneway.core.ids import is_token
 from laneway.core.job import GenerateTask, JobRecord, LaneJob, Sampling, claim, give_way
 from laneway.core.lanes import Lane
-from laneway.runtime.bus import NotConnected, PublishUnknown
+from laneway.runtime.bus import NotConnected, PayloadTooLarge, PublishUnknown
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.puller import Delivery
 from laneway.runtime.records import StoredRecord
@@ -88,6 +88,7 @@ async def test_the_message_carries_the_record_as_it_is_now():
         ([PublishUnknown("?")] * (PARK_TRIES - 1), True),
         ([PublishUnknown("?")] * PARK_TRIES, False),
         ([NotConnected("away")], False),
+        ([PayloadTooLarge(1_001, 1_000)], False),
     ],
 )
 async def test_what_is_not_known_to_be_stored_is_not_acknowledged(faults: list[Exception], parked: bool):

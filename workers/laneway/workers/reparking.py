@@ -18,7 +18,7 @@ from laneway.core.job import GenerateTask, JobRecord
 from laneway.policy.eta import Load, pool_view, work_ahead_s
 from laneway.policy.fire import fire_at_s
 from laneway.policy.grouping import group_of
-from laneway.runtime.bus import BusError, PublishUnknown
+from laneway.runtime.bus import BusError, PayloadTooLarge, PublishUnknown
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.puller import Delivery
 from laneway.runtime.records import StoredRecord
@@ -55,7 +55,7 @@ class Reparking:
                 await self._lanes.park(job, stored.sequence, data, fire_at_s=fire_s, group=group)
             except PublishUnknown:
                 continue  # the message id makes a repetition harmless
-            except BusError as error:
+            except (BusError, PayloadTooLarge) as error:  # its record has grown since it was accepted
                 _log.warning("job_not_parked_again", job_id=record.job_id, reason=error.reason)
                 return False
             else:
