@@ -115,12 +115,17 @@ class ObjectStore:
 
     async def _put(self, name: ObjectName, ref: ObjectRef, data: bytes, headers: dict[str, str]) -> None:
         width = min(CHUNK_BYTES, self._bus.payload_bytes_max // 2)
-        chunks = [data[at : at + width] for at in range(0, len(data), width)] or [b""]
-        for first in range(0, len(chunks), AT_ONCE):
-            part = enumerate(chunks[first : first + AT_ONCE], first)
+        count = max(1, math.ceil(len(data) / width))
+        for first in range(0, count, AT_ONCE):
+            part = range(first, min(first + AT_ONCE, count))
             # All of a part have ended before the first failure is raised: nothing is stored behind our back.
             ended = await asyncio.gather(
-                *(self._store(subjects.object_chunk(self._region, name, n), chunk, headers) for n, chunk in part),
+                *(
+                    self._store(
+                        subjects.object_chunk(self._region, name, n), data[n * width : (n + 1) * width], headers
+                    )
+                    for n in part
+                ),
                 return_exceptions=True,
             )
             for failure in ended:
@@ -131,7 +136,7 @@ class ObjectStore:
             bucket=subjects.objects_bucket(self._region),
             nuid=subjects.object_id(name),
             size=ref.size_bytes,
-            chunks=len(chunks),
+            chunks=count,
             digest=f"SHA-256={urlsafe_b64encode(ref.sha256).decode()}",
             mtime=datetime.fromtimestamp(name.made_s, UTC).isoformat(),
             options={"max_chunk_size": width},
