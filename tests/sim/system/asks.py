@@ -50,6 +50,7 @@ class StreamLog:
     text: str = ""
     attempt: int = 0
     finished: bool = False
+    dropped_s: float | None = None  # when its door died, on the loop's time
     error: BaseException | None = None
     slow: bool = False
 
@@ -79,6 +80,7 @@ class Ask:
     temperature: float = 0.0
     seed: int | None = None
     penalty: float | None = None
+    whole: bool = False  # on to max_tokens
     key: str = ""
     keeps: bool = False
     slow: bool = False
@@ -102,7 +104,7 @@ class Ask:
         """The same at every try, as an idempotent caller must do."""
         if not self.deadline_s:
             self.asked_s, self.deadline_s = now_s, now_s + self.due_s
-        sampling = task_pb2.Sampling(max_tokens=self.max_tokens, temperature=self.temperature)
+        sampling = task_pb2.Sampling(max_tokens=self.max_tokens, temperature=self.temperature, ignore_eos=self.whole)
         if self.seed is not None:
             sampling.seed = self.seed
         if self.penalty is not None:
@@ -161,6 +163,7 @@ def _draw(random: Random, number: int, at_s: float, lane: Lane, *, poison: bool)
         due_s=random.choice((low_s, random.uniform(low_s, high_s), high_s)),
         temperature=random.choice((0.0, 0.8)),
         slow=random.random() < 0.1,
+        whole=random.random() < 0.4,
     )
     if ask.temperature and random.random() < 0.3:
         ask.seed = random.getrandbits(16)

@@ -14,7 +14,7 @@ from laneway.runtime.wire import enums
 from laneway.v1 import admission_pb2 as pb
 from tests.sim.memory_nats import MemoryBus
 from tests.sim.system.asks import TENANTS, Ask, StreamLog, Told, Way
-from tests.sim.system.calls import Call, Dropped
+from tests.sim.system.calls import Call, Dropped, Gone
 from tests.sim.system.region import REGION, Gate, Region
 
 TRIES_MAX = 12
@@ -118,6 +118,8 @@ class Callers:
                     await asyncio.sleep(random.uniform(0.0, SLOW_S))
         except (LanewayError, Dropped) as error:
             log.error = error
+            if isinstance(error, Gone):
+                log.dropped_s = self._region.loop.time()
             retryable = isinstance(error, LanewayError) and error.row.retryable and not _of_the_job(error)
             if retryable and isinstance(error, LanewayError) and error.retry_after_s is None:
                 self.complaints.append(f"ask {ask.label}: told to try again, and not when: {error!r}")

@@ -17,6 +17,10 @@ class Dropped(Exception):
     """The connection is gone, and nobody says why."""
 
 
+class Gone(Dropped):
+    """The process at the other end died."""
+
+
 class Call:
     """What the handler has for its context, and what the caller reads from.
 
@@ -67,7 +71,7 @@ class Call:
 
     def drop(self) -> None:
         """The process at the other end died."""
-        self._end(Dropped("the connection is gone"))
+        self._end(Gone("the connection is gone"))
 
     # --- the handler's side --------------------------------------------------------------------------
 

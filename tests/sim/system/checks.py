@@ -6,6 +6,7 @@ service still holds when all is over.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -17,11 +18,12 @@ from laneway.core.lanes import LANES, JobState
 from laneway.scheduler.loop import Scheduler
 from laneway.workers.claims import STRIKES_MAX
 from laneway.workers.service import Worker
-from tests.sim.system.asks import TENANTS, Ask, StreamLog, Told
+from tests.sim.system.asks import TENANTS, Ask, StreamLog, Told, Way
 from tests.sim.system.engines import EngineRun, expected_answer
 from tests.sim.system.region import CRASH_ID, ERROR_ID, REGION, Gate, Region
 
 FREED_S_MAX = 0.3  # two steps of the slowest engine, and the messages
+DOOR_GONE_S_MAX = 4.6  # three beats that are missed, the look of a worker, a step
 CLOCK_S = 0.5  # how far apart two processes may take the time of NATS to be, and what a claim takes on its way
 
 
@@ -128,7 +130,7 @@ def _one_run(region: Region, ask: Ask, answer: tuple[int, ...], what: str) -> It
     decided = ask.temperature == 0.0 or ask.seed is not None
     if decided:
         options = region.settings.engine_options_of(region.pool.name)
-        wanted = expected_answer(ask.prompt, ask.max_tokens, ask.temperature, ask.seed, options)
+        wanted = expected_answer(ask.prompt, ask.max_tokens, ask.temperature, ask.seed, options, whole=ask.whole)
         if wanted[: len(answer)] != answer or (what == "the result" and wanted != answer):
             yield f"{what} is {bytes(answer)!r}, and {bytes(wanted)!r} was due"
         return
@@ -201,12 +203,28 @@ def _stream(region: Region, ask: Ask, log: StreamLog, final: JobRecord | None) -
     yield from _one_run(region, ask, (*log.before, *got), f"what a caller got in all (the last from {log.from_index})")
 
 
+def _alone_since_s(region: Region, ask: Ask) -> float | None:
+    """When the door of a caller died who does not want his job kept, and who can be missed: nothing else was wrong."""
+    if ask.keeps or ask.key or ask.way is not Way.ATTACHED or len(ask.streams) != 1:
+        return None
+    dropped_s = ask.streams[0].dropped_s
+    if dropped_s is None:
+        return None
+    near = [1 for began_s, ended_s in region.troubled if began_s < dropped_s + 6.0 and ended_s > dropped_s - 4.0]
+    return None if near else dropped_s
+
+
 def _follows(region: Region, ask: Ask, final: JobRecord | None) -> Iterator[str]:
     """The engine is freed: nothing is computed long after the end of a job, where its worker can know."""
     if final is None or not final.timings.ended_s:
         return
     began_s = region.clock.now() - region.loop.time()
+    alone_s = _alone_since_s(region, ask)
     for run in region.engines.of(ask.prompt):
+        # A job that is claimed later is given as long from there for a door to be heard.
+        since_s = max(alone_s, run.began_s) if alone_s is not None else math.inf
+        if run.stepped_s > since_s + DOOR_GONE_S_MAX:
+            yield f"{run.worker_id} computed it {run.stepped_s - since_s:.1f} s after its door had died"
         if run.ended_s is None:
             yield f"{run.worker_id} still computes it"
         elif region.undisturbed and ask.left_s is not None and not ask.keeps and not ask.twins:

@@ -113,14 +113,20 @@ class _Watching:
 
 @lru_cache(4096)
 def expected_answer(
-    prompt: tuple[int, ...], max_tokens: int, temperature: float, seed: int | None, options: EngineOptions
+    prompt: tuple[int, ...],
+    max_tokens: int,
+    temperature: float,
+    seed: int | None,
+    options: EngineOptions,
+    *,
+    whole: bool = False,
 ) -> tuple[int, ...]:
     """What an engine that nobody disturbs answers, where that is decided by the request."""
     tokenizer = load_tokenizer("bytes")
     options = msgspec.structs.replace(options, fault_error_token_id=-1, fault_crash_token_id=-1)
     capacity = EngineCapacity(1, 4096, 4096, tokenizer.vocabulary_size)
     core = make_core(capacity, tokenizer.eos_ids, options)
-    core.add(EngineRequest(1, prompt, max_tokens, temperature=temperature, seed=seed))
+    core.add(EngineRequest(1, prompt, max_tokens, temperature=temperature, seed=seed, ignore_eos=whole))
     answer: list[int] = []
     while core.busy():
         for step in core.step(0.0).steps:

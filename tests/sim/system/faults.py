@@ -39,6 +39,8 @@ KINDS = (
     "nats_stop",
     "redelivery",
 )
+# What leaves NATS and every connection to it that lives as they were.
+PLAIN = ("kill", "brains_dead", "drain", "clock", "pause_lane", "engine_crash")
 CORE = ("tok.", "ctl.", "ev.", "bell.", "$KV.", "digest.")
 NO_ROOM_BYTES = 2000  # what is left of a storage that is full
 
@@ -100,6 +102,9 @@ class Faults:
         hosts = [self._hosts[name] for name in fault.hosts]
         begin, end = getattr(self, f"_{fault.kind}")(fault, hosts)
         begin()
+        if fault.kind not in PLAIN:
+            now_s = self._region.loop.time()
+            self._region.troubled.append((now_s, now_s + fault.lasts_s))
         await asyncio.sleep(fault.lasts_s)
         end()
 

@@ -150,6 +150,7 @@ class Region:
         self.engines = EngineBook()
         self.loop = loop
         self.undisturbed = False  # there are no faults, and no prompt that an engine dies of
+        self.troubled: list[tuple[float, float]] = []  # from when till when something was wrong with NATS or on the way
         self.calm_since_s: float | None = None  # the loop's time from which on there were no faults
         self.freed_s_max = 10.0  # from a deadline to the last step for its job, whatever happens
 
