@@ -131,6 +131,22 @@ async def test_a_suspect_that_cannot_pay_stops_nobody_and_one_that_finds_no_gap_
     assert isinstance(await taker.takes(await taker.stored(lost)), Nak), "what it was given back, it has spent"
 
 
+async def test_a_suspect_whose_deadline_passes_before_it_is_alone_is_not_claimed(provisioned_bus: Bus) -> None:
+    taker = Taker(provisioned_bus)
+    suspect = await taker.stored(lambda record: jobs.requeue(jobs.claim(lost(record), DEAD, 2.0), DEAD, 2))
+    taker.clock.advance(599.9)
+    taker.earn(1, suspect.record)
+
+    async def late() -> bool:
+        taker.clock.advance(0.1)
+        return True
+
+    ended = await taker.takes(suspect, late)
+    assert isinstance(ended, Ack)
+    assert ended.stored is not None
+    assert (ended.stored.record.state, ended.stored.record.attempt) == (JobState.EXPIRED, 2)
+
+
 async def test_whoever_waits_for_the_budget_ends_at_its_deadline(provisioned_bus: Bus) -> None:
     taker = Taker(provisioned_bus)
     waiting = await taker.stored(lost)

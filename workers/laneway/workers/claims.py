@@ -134,14 +134,21 @@ def judge(
         elif owner_alive or not redelivered:
             return Nak(ack_wait_s, "owner_lives")
         takeover = True
-    write = Write(stored, takeover)
-    if now_s >= record.contract.deadline_s:
-        return End(write, lambda found: jobs.expire(found, queue_deadline_error(), now_s))
+    write = _in_time(Write(stored, takeover), now_s)
+    if isinstance(write, End):
+        return write
     if strikes(record) >= STRIKES_MAX:
         return End(write, lambda found: jobs.reject(found, poison_error(found), now_s))
     if record.contract.not_before_s > now_s:
         return Nak(min(NOT_BEFORE_DELAY_S_MAX, record.contract.not_before_s - now_s), "not_before")
     return write
+
+
+def _in_time(write: Write, now_s: float) -> Write | End:
+    """The claim, unless the deadline has passed: then nobody runs the job any more."""
+    if now_s < write.stored.record.contract.deadline_s:
+        return write
+    return End(write, lambda found: jobs.expire(found, queue_deadline_error(), now_s))
 
 
 def _same_claim(record: JobRecord, wrote: Attempt) -> bool:
@@ -236,6 +243,8 @@ class Claims:
                 if jobs.is_retry(step.stored.record):
                     self._retries.refund(step.stored.record)
                 return Nak(delivered.ack_wait_s, "runs_alone")
+            if isinstance(step, Write) and alone is not None:  # nobody may have looked yet, and waiting takes time
+                step = _in_time(step, self._clock.now())
             ending = isinstance(step, End)
             write = step.write if isinstance(step, End) else step
             record = step.change(write.stored.record) if isinstance(step, End) else change(write)
