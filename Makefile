@@ -71,7 +71,7 @@ bench: venv ## run each benchmark and compare with what it promises
 stack: venv ## test the containers (needs docker, or a script that starts one: LANEWAY_DOCKER_SETUP=script)
 	@$(call only_marked,stack)
 
-soak: venv ## run the long tests
+soak: venv ## run simulated seeds, then streams, each until Ctrl-C or for SOAK_S seconds; memory is watched
 	@$(call only_marked,soak)
 
 clean: ## remove caches and build products; .venv stays

@@ -296,8 +296,9 @@ def _nothing() -> None:
 
 def _may_be_lost(frame: tuple[Any, ...]) -> bool:
     """Core messages, which nobody confirms: acknowledgements of deliveries among them."""
-    subject = str(frame[1]) if len(frame) > 1 else ""
-    return subject.startswith(CORE) if frame[0] != "PUB" else subject.startswith((*CORE[:3], "$JS.ACK."))
+    command, *rest = frame
+    subject = str(rest[0]) if rest else ""
+    return subject.startswith(CORE) if command != "PUB" else subject.startswith((*CORE[:3], "$JS.ACK."))
 
 
 def _set(pipe: Any, **faults: Any) -> None:
