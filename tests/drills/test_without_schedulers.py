@@ -27,14 +27,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.drill, pytest.mark.timeout(240)]
 JOBS, TOKENS = 2000, 8
 HELD_S, DUE_S = 8.0, 45.0  # from the first submission: nothing starts before, everything is due then
 SHARE_IN_TIME = 0.99
+# The workers begin some 150 such jobs a second, and a third of that is enough: a worker begins one job of the lower
+# lanes at a time, whatever places it has (policy.lower_lane_prefills_max).
 MODEL = {
     "name": "chat",
     "engine": "simulated",
-    "slots": 16,
-    "workers": 4,
+    "slots": 8,
+    "workers": 6,
     "queue_length": 100,
-    "decode_tokens_per_s": 20.0,
-    "engine_options": {"pace_s": 0.05},
+    "decode_tokens_per_s": 50.0,
+    "engine_options": {"pace_s": 0.02},
 }
 
 
