@@ -75,7 +75,7 @@ async def test_a_deadline_is_looked_at_when_it_is_there_however_the_time_was_cor
         door._find_silent()
     late_s = clock.now() - contract.deadline_s
     assert 0.0 <= late_s <= WORKER_GRACE_S + beat_s
-    door._forget_deadline(stream)
+    door._deadlines.forget(stream)
 
 
 async def test_a_stream_of_a_large_result_holds_its_pieces_and_not_the_result_as_well():

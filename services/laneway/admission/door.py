@@ -19,6 +19,7 @@ from msgspec import Struct, field
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from laneway.admission.deadlines import Deadlines
 from laneway.admission.ending import Ender
 from laneway.admission.holding import Flusher, HoldLimits
 from laneway.admission.ledger import Ledger
@@ -39,7 +40,6 @@ from laneway.runtime.wire.records import UnreadableMessage
 
 SILENCE_S_MAX = 30.0  # a waiting job's record is read ever less often, down to this
 REPLAY_EVERY_S = 0.25  # least time between two requests of one stream for the same gap
-LOOK_GAP_S = 0.001  # between two looks at a deadline
 WORKER_GRACE_S = 0.5  # a running job's worker ends it at its deadline; after this the door does
 UNREADABLE_S_MAX = 5.0  # beyond the deadline; then the stream ends without having seen the record
 CHECKS_AT_ONCE = 16
@@ -81,7 +81,7 @@ class Door:
         self._clock = clock
         self._limits = limits
         self._streams: dict[str, list[Stream]] = {}
-        self._deadlines: dict[Stream, asyncio.TimerHandle] = {}
+        self._deadlines = Deadlines(clock, self.check)
         self._attach: dict[Stream, bool] = {}  # to attach at once; whether to replay
         self._flusher = Flusher(limits.hold, clock, self.__len__)
         self._due: dict[Stream, None] = {}  # whose record is to be read now, in order
@@ -135,8 +135,7 @@ class Door:
         for subscription in (*self._subscriptions, *self._outlets.values()):
             await self._bus.unsubscribe(subscription)
         self._flusher.close()
-        for handle in self._deadlines.values():
-            handle.cancel()
+        self._deadlines.close()
 
     def fail_all(self, error: LanewayError) -> None:
         """Ends every stream, for a door that closes; the jobs go on or end by their contracts."""
@@ -184,17 +183,8 @@ class Door:
     def _register(self, stream: Stream) -> Stream:
         stream.on_caught_up = self._caught_up
         self._streams.setdefault(stream.record.job_id, []).append(stream)
-        self._await_deadline(stream)
+        self._deadlines.watch(stream)
         return stream
-
-    def _await_deadline(self, stream: Stream) -> None:
-        """Has the record read at the deadline. The time of jobs may have been corrected back while this waited."""
-        left_s = stream.record.contract.deadline_s - self._clock.now()
-        if stream in self._deadlines and left_s <= 0.0:
-            self.check(stream)
-        else:
-            again = asyncio.get_running_loop().call_later(max(LOOK_GAP_S, left_s), self._await_deadline, stream)
-            self._deadlines[stream] = again
 
     async def close_stream(self, stream: Stream) -> None:
         """No reader is left. Everything but the subscription is gone when this first waits."""
@@ -206,13 +196,8 @@ class Door:
         self._attach.pop(stream, None)
         self._flusher.forget(stream)
         self._due.pop(stream, None)
-        self._forget_deadline(stream)
+        self._deadlines.forget(stream)
         await self._bus.unsubscribe(self._outlets.pop(stream, None))
-
-    def _forget_deadline(self, stream: Stream) -> None:
-        handle = self._deadlines.pop(stream, None)
-        if handle is not None:
-            handle.cancel()
 
     def check(self, stream: Stream) -> None:
         """Has the record read, now."""
@@ -306,7 +291,7 @@ class Door:
     def _end(self, stream: Stream, record: JobRecord) -> None:
         if stream.ended:
             return
-        self._forget_deadline(stream)
+        self._deadlines.forget(stream)
         if stream.contradicts(record):
             stream.fail(spliced(record.job_id, stream.next_index))
         elif record.result is not None and stream.from_index > answer_tokens(record):
