@@ -1,4 +1,5 @@
-"""No task of ours is left to the garbage collector: the loop holds only a weak reference to it."""
+"""No task of ours is left to the garbage collector, since the loop holds only a weak reference to it; and none goes on
+though it was cancelled, as one does that waits by Python 3.11's asyncio.wait_for for what comes at that very moment."""
 
 import ast
 from pathlib import Path
@@ -45,8 +46,17 @@ def test_a_dropped_task_is_found(source: str, lines: list[int]):
     assert unheld(source) == lines
 
 
+def modules() -> list[Path]:
+    found = [m for root in ("services", "scheduler", "workers") for m in (ROOT / root / "laneway").rglob("*.py")]
+    assert len(found) > 50
+    return found
+
+
 def test_every_task_has_somebody_who_holds_it():
-    modules = [m for root in ("services", "scheduler", "workers") for m in (ROOT / root / "laneway").rglob("*.py")]
-    assert len(modules) > 50
-    found = {str(m.relative_to(ROOT)): unheld(m.read_text(encoding="utf-8")) for m in modules}
+    found = {str(m.relative_to(ROOT)): unheld(m.read_text(encoding="utf-8")) for m in modules()}
     assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_no_wait_swallows_a_cancellation():
+    """asyncio.timeout does not: use that. A scheduler that had lost its term went on with its work for ever."""
+    assert [str(m.relative_to(ROOT)) for m in modules() if "wait_for(" in m.read_text(encoding="utf-8")] == []

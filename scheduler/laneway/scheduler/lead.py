@@ -127,7 +127,8 @@ class Lead:
                 await asyncio.sleep(RETRY_S)
             await asyncio.sleep(max(LOOK_GAP_S, min(self._interval_s, self._planning_s / LOOK_SHARE)))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look_now.wait(), self._pause_s())
+                async with asyncio.timeout(self._pause_s()):
+                    await self._look_now.wait()
 
     async def look(self) -> None:
         """One look: plan, publish, release. Raises a BusError."""

@@ -80,13 +80,15 @@ class Leadership:
                     await asyncio.sleep(wait_s / 10)
                     changed.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), wait_s)
+                    async with asyncio.timeout(wait_s):
+                        await changed.wait()
 
     async def keep(self) -> None:
         """Renews the term until it is lost, and returns then."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._deposed.wait(), self._ttl_s / 3)
+                async with asyncio.timeout(self._ttl_s / 3):
+                    await self._deposed.wait()
             if not self._deposed.is_set():
                 await self._try_to_renew()
             if not self.held():

@@ -30,6 +30,7 @@ REGRESSIONS: dict[int, str] = {
     17: "both schedulers asked for the term without a pause while the storage was full",
     137: "a watcher who went on at another door got the rest of another run",
     44: "a door awaited for ever the end of a job whose news was lost",
+    80_145_878: "a scheduler that was told something in the moment in which it lost its term led never again",
 }
 
 
