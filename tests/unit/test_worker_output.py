@@ -383,6 +383,12 @@ SECOND = Attempt(2, 1, "w2", 0.0, begun=True)
         (Offer(2, (9,)), (5, 6, 7), [FIRST, NOT_BEGUN], (9,)),
         (Offer(3, ()), (5, 6), [FIRST, NOT_BEGUN], ()),
         (Offer(2, ()), (5, 6, 7), [FIRST, SECOND, NOT_BEGUN], ()),  # who knows of which run the door's are
+        (
+            Offer(2, ()),
+            (5, 6, 7),
+            [FIRST, NOT_BEGUN, NOT_BEGUN],
+            (),
+        ),  # the second may be of a release that does not say
         (Offer(2, (8, 9)), (5, 6, 7), [FIRST, NOT_BEGUN], (8, 9)),
     ],
 )

@@ -88,9 +88,10 @@ def plan_resume(
 
 def completed(delivered: Offer, checkpoint: Prefix, lineage: Iterable[Attempt]) -> Offer:
     """What was delivered, with ids that the door has not kept, where a checkpoint is sure to have them: both are of the
-    only attempt that has begun."""
-    count = delivered.next_index
-    if delivered.whole or len(checkpoint) < count or len(spans(lineage)) != 1:
+    only attempt before ours. One of an older release in between would not say that it has begun."""
+    count, attempts = delivered.next_index, tuple(lineage)
+    only = len(attempts) <= 2 and len(spans(attempts)) == 1
+    if delivered.whole or len(checkpoint) < count or not only:
         return delivered
     if checkpoint.ids[: len(delivered.ids)] != delivered.ids:
         return delivered
