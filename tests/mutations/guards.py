@@ -153,8 +153,8 @@ GUARDS = (
         "16",
         "a job past its deadline is not claimed",
         f"{WORKERS}/claims.py",
-        "    if now_s >= record.contract.deadline_s:\n",
-        "    if False:\n",
+        "    if now_s < write.stored.record.contract.deadline_s:\n",
+        "    if True:\n",
         "tests/unit/test_worker_claims.py::test_a_job_past_its_deadline_expires",
     ),
     Guard(
