@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,10 @@ from laneway.core.lanes import Lane
 from laneway.runtime import layout
 from laneway.runtime.bus import Bus
 from laneway.runtime.grpc_options import channel_options
+from laneway.runtime.puller import LanePuller, Puller
 from laneway.runtime.settings import GrpcSettings, Settings
 from laneway.v1 import admission_pb2, admission_pb2_grpc
-from tests.support.nats import POOL, REGION, TENANT, provision_region, small_catalogue
+from tests.support.nats import POOL, REGION, TENANT, eventually, provision_region, small_catalogue
 from tests.wire.test_grpc_server import failure, serving
 
 pytestmark = [pytest.mark.wire, pytest.mark.slow]
@@ -122,10 +124,30 @@ async def test_the_priority_lane_holds_slots_and_queue_and_no_more(bus: Bus):
     assert (await state(bus, subjects.lane_stream(REGION, Lane.PRIORITY)))["messages"] == 7
 
 
-async def test_producers_messages_that_are_put_off_are_so_many(bus: Bus):
+async def test_producers_messages_that_are_put_off_are_so_many(bus: Bus, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(layout, "INGEST_PENDING_MAX", 2)
     await provision_region(bus, small_catalogue())
-    info = await bus.api(f"CONSUMER.INFO.{subjects.ingest_stream(REGION)}.{layout.INGEST_CONSUMER}", {})
-    assert info["config"]["max_ack_pending"] == layout.INGEST_PENDING_MAX
+    for _ in range(3):
+        await bus.store(of_ingest(""), b"job")
+    async with Puller(bus, subjects.ingest_stream(REGION), layout.INGEST_CONSUMER) as puller:
+        first, _ = await puller.pull(3, timeout_s=0.5)
+        assert await puller.pull(1, timeout_s=0.5) == []
+        assert "max_ack_pending" in puller.trouble
+        await first.ack()
+        assert len(await eventually(lambda: puller.pull(1))) == 1
+
+
+async def test_pulls_that_wait_are_so_many_and_one_more_is_told(bus: Bus, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(layout, "WAITING_PULLS_MAX", 2)
+    await provision_region(bus, small_catalogue())
+    async with contextlib.AsyncExitStack() as stack:
+        pullers = [await stack.enter_async_context(LanePuller(bus, REGION, Lane.PRIORITY, POOL)) for _ in range(3)]
+        for puller in pullers:
+            puller.hold(20.0, lambda: None)
+            await bus.flush()
+        await eventually(lambda: not pullers[2].held)
+        assert "409" in pullers[2].trouble
+        assert [puller.held for puller in pullers] == [True, True, False]
 
 
 # --- gRPC ------------------------------------------------------------------------------------------
