@@ -174,3 +174,11 @@ def test_retries_never_exceed_what_was_deposited_and_the_floor(steps: list[tuple
 def test_a_wait_is_never_negative_nor_above_the_ceiling(draw: float, attempt: int, lane: Lane):
     decision = decide(Unavailable(), attempt=attempt, lane=lane, draw=draw, deadline_s=1e12)
     assert 0.0 <= decision.wait_s <= PARAMS.backoff_s_max[lane]
+
+
+@pytest.mark.parametrize(("slots", "paid"), [(1, 10), (10, 10), (11, 11), (64, 64)])
+def test_a_workers_budget_at_rest_pays_for_all_it_has_room_for_and_no_more(slots: int, paid: int):
+    params, budget, count = RetryParams.of_worker(slots), RetryBudget(), 0
+    while (rest := budget.spend(1000.0, params)) is not None:
+        budget, count = rest, count + 1
+    assert count == paid

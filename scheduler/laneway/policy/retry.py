@@ -47,6 +47,12 @@ class RetryParams:
     outage_s_max: float = 60.0  # a stream of a job that exists is taken up again through an outage this long
 
     @classmethod
+    def of_worker(cls, slots: int) -> RetryParams:
+        """Of a worker with so many places: a budget at rest pays for as many jobs as it has room for, since one death
+        beside it may leave it as many."""
+        return cls(floor_per_s=max(cls().floor_per_s, slots / cls().expiry_s))
+
+    @classmethod
     def never(cls) -> RetryParams:
         """No retries at all."""
         return cls(attempts_max=dict.fromkeys(Lane, 1), outage_s_max=0.0)

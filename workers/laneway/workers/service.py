@@ -24,6 +24,7 @@ from laneway.core.lanes import LANES, Lane
 from laneway.policy.lengths import LengthBook
 from laneway.policy.preempt import PreemptParams
 from laneway.policy.pull import PullParams
+from laneway.policy.retry import RetryParams
 from laneway.runtime.bells import Bell
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.checkpoints import CheckpointStore
@@ -111,7 +112,7 @@ class Worker:
         self.sequences = Sequences(clock, self._look_at_lease, self._stepped)
         self.engine = EngineKeeper(make_engine, self.sequences, clock, self._engine_changed)
         records = RecordStore(bus, retention_s=options.retention_s, clock=clock, random=random)
-        retries = Retries(clock, random)
+        retries = Retries(clock, random, RetryParams.of_worker(options.slots or options.pool.slots))
         claims = Claims(records, me, clock, self._watcher.alive, retries)
         objects = ObjectStore(bus, region, clock=clock, random=random)
         self._references = References(objects, retention_s=options.retention_s)
