@@ -175,7 +175,7 @@ async def test_a_release_names_a_schedule_or_nothing_that_is_there(twins: Twins)
 
 @pytest.mark.slow
 async def test_full_storage_strands_what_is_due_until_a_restart_and_refuses_its_release(twins: Twins):
-    limits = ("checkpoints", "ingest", "verdicts", "dead", "records")
+    limits = ("checkpoints", "ingest", "verdicts", "dead", "objects", "records")
     sizes: dict[str, Any] = {f"{name}_bytes_max": 1024**2 for name in limits}
     async with twins(storage_bytes=16 * 1024**2, **sizes) as twin:
         stranded, released = make_record(lane=LANE), make_record(lane=LANE)
