@@ -39,16 +39,20 @@ class Door:
     async def accept(self) -> None:
         records = StepRecords(self._clock)
         if self._unstored is None:
-            await self._publish(await self._create(records), records)
+            sequence = await self._create(records)
+            if sequence:
+                await self._publish(sequence, records)
         elif await self._publish(0, records):
             await self._store_late(records)
 
     async def _create(self, records: StepRecords) -> int:
+        """0: there is a record that is not as this door stored it; what it says is the answer."""
         while True:
             try:
                 return await records.create(self._record)
             except RecordExists as exists:
-                return exists.stored.sequence
+                found = exists.stored
+                return found.sequence if found.record.state is JobState.WAITING and not found.record.attempt else 0
             except BusError:
                 await sleep(0.1)
 
