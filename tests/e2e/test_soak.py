@@ -28,8 +28,9 @@ from tests.support.region import LocalRegion, local_region, region_settings
 
 pytestmark = [pytest.mark.e2e]
 
-AT_ONCE = 64  # as many as there are places; where these are not free in time, some streams are refused
-REFUSED = "LANE_SATURATED"
+AT_ONCE = 64
+PATIENCE_S = 30.0  # to the first token: on a busy machine, or without an engine, nobody is refused for a shorter target
+QUEUE = 1000  # beyond the places: those who left have theirs until the engine is rid of them
 WARM_UP = 1000  # streams, until caches and pools have their size
 MEASURED = 1500
 CROWD = 1000
@@ -60,9 +61,8 @@ async def test_cancelled_streams_leave_little_memory_behind(tmp_path: Path):
         before = used_bytes()
         await streams(place.client, tally, MEASURED)
         kept = (used_bytes() - before) / MEASURED
-        assert tally.left > MEASURED / 5
-        assert set(tally.failed) <= {REFUSED}, tally
-        assert tally.whole + tally.left > MEASURED, tally
+        assert tally.left > MEASURED / 4
+        assert not tally.failed, tally
         print(f"{kept:.0f} bytes are kept of each stream")
         assert kept < KEPT_BYTES_A_STREAM_MAX
         await place.nothing_is_live()
@@ -80,10 +80,8 @@ async def test_engines_are_started_again_beside_served_streams(tmp_path: Path):
             kill_engines()
         await serving
         assert tally.streams == CROWD
-        # Each death takes those that run with it; three times the same few, which are given up. While there is no
-        # engine, many are refused.
-        assert tally.failed.total() - tally.failed[REFUSED] < CROWD / 4, tally
-        assert tally.whole + tally.left > CROWD / 4, tally
+        # Each death takes those that run with it; three times the same few, which are given up.
+        assert tally.failed.total() < CROWD / 4, tally
         await place.nothing_is_live()
 
 
@@ -113,7 +111,13 @@ async def region(folder: Path) -> AsyncIterator[LocalRegion]:
     """A region in this process, whose engine is fast."""
     async with LocalNats(folder / "nats") as server:
         settings = region_settings(
-            server, options={"pace_s": 0.002}, engine="simulated", slots=AT_ONCE, workers=1, kv_tokens=65_536
+            server,
+            options={"pace_s": 0.002},
+            engine="simulated",
+            slots=AT_ONCE,
+            workers=1,
+            kv_tokens=65_536,
+            queue_length=QUEUE,
         )
         async with local_region(server, folder, settings) as place:
             yield place
@@ -127,7 +131,9 @@ async def streams(client: Client, tally: Tally, count: int) -> None:
         async with room:
             reads = random.choice((None, 0, 1, 5))
             try:
-                async with client.generate(model="chat", prompt=f"stream {number}", max_tokens=20) as stream:
+                async with client.generate(
+                    model="chat", prompt=f"stream {number}", max_tokens=20, ttft_target_s=PATIENCE_S
+                ) as stream:
                     seen = 0
                     async for _ in stream:
                         seen += 1
