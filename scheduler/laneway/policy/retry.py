@@ -13,7 +13,7 @@ pays from no budget: one read of each stream in some seconds, after a delay that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from msgspec import Struct
@@ -50,7 +50,8 @@ class RetryParams:
     def of_worker(cls, slots: int) -> RetryParams:
         """Of a worker with so many places: a budget at rest pays for as many jobs as it has room for, since one death
         beside it may leave it as many."""
-        return cls(floor_per_s=max(cls().floor_per_s, slots / cls().expiry_s))
+        usual = cls()
+        return replace(usual, floor_per_s=max(usual.floor_per_s, slots / usual.expiry_s))
 
     @classmethod
     def never(cls) -> RetryParams:

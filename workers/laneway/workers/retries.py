@@ -1,8 +1,9 @@
 """What another attempt at a job costs: one retry of the budget of its tenant and lane at this worker.
 
 A job is tried again when its engine failed, its worker died, or a start of it came to nothing. Each first claim earns a
-tenth of a retry, as at the client (policy.retry), so that attempts which all fail add a fixed share of work and not a
-multiple of it, and one tenant's failures take nothing from another's. What was handed back on purpose costs nothing.
+tenth of a retry, as at the client (policy.retry), and a budget at rest pays for as many as the worker has places. So
+attempts which all fail add a bounded share of work and not a multiple of it, and one tenant's failures take nothing
+from another's. What was handed back on purpose costs nothing.
 
 Where a budget is empty its jobs wait in their lanes, one behind the other at the rate at which retries come in. How
 often a job may fail at all is a matter of its own strikes (claims).
