@@ -82,22 +82,27 @@ async def errors_of(calls: list[Any]) -> set[type[LanewayError]]:
     return {type(error) for error in await asyncio.gather(*map(error_of_call, calls))}
 
 
+async def bad_ends(door: Gate, worker: PuppetWorker) -> None:
+    """As many as the door takes of each: left, refused, late, failed."""
+    for call in (left := await all_at_once(door)):
+        await opening(call)
+    for call in left:
+        call.cancel()
+    assert await errors_of(await all_at_once(door, model="nothing")) == {InvalidRequest}
+    assert await errors_of(await all_at_once(door, due_s=1.2)) == {DeadlineExceeded}
+    failing = await all_at_once(door)
+    for call in failing:
+        await opening(call)
+    for _ in failing:
+        await worker.fail(await worker.take(), job_error_of(EngineFailed("the engine failed")))
+    assert {error.reason for error in await asyncio.gather(*map(error_of_call, failing))} == {"ENGINE_FAILED"}
+
+
 async def test_a_door_admits_as_many_calls_after_ten_of_each_bad_end(nats_server: LocalNats, tmp_path: Path):
     settings = admission_settings(nats_server, queue_length=2 * TIMES)
     settings = msgspec.structs.replace(settings, grpc=GrpcSettings(calls_max=TIMES))
     async with open_gate(nats_server, tmp_path, settings) as (door, worker):
-        for call in (left := await all_at_once(door)):
-            await opening(call)
-        for call in left:
-            call.cancel()
-        assert await errors_of(await all_at_once(door, model="nothing")) == {InvalidRequest}
-        assert await errors_of(await all_at_once(door, due_s=1.2)) == {DeadlineExceeded}
-        failing = await all_at_once(door)
-        for call in failing:
-            await opening(call)
-        for _ in failing:
-            await worker.fail(await worker.take(), job_error_of(EngineFailed("the engine failed")))
-        assert {error.reason for error in await asyncio.gather(*map(error_of_call, failing))} == {"ENGINE_FAILED"}
+        await bad_ends(door, worker)
 
         last = await all_at_once(door)
         for call in last:
@@ -117,18 +122,7 @@ async def test_a_tenant_has_all_its_streams_after_ten_of_each_bad_end(nats_serve
     quick = msgspec.structs.replace(settings.nats, ack_wait_priority_s=1.0)
     settings = msgspec.structs.replace(settings, nats=quick)
     async with open_gate(nats_server, tmp_path, settings) as (door, worker):
-        for call in (left := await all_at_once(door)):
-            await opening(call)
-        for call in left:
-            call.cancel()
-        assert await errors_of(await all_at_once(door, model="nothing")) == {InvalidRequest}
-        assert await errors_of(await all_at_once(door, due_s=1.2)) == {DeadlineExceeded}
-        failing = await all_at_once(door)
-        for call in failing:
-            await opening(call)
-        for _ in failing:
-            await worker.fail(await worker.take(), job_error_of(EngineFailed("the engine failed")))
-        assert {error.reason for error in await asyncio.gather(*map(error_of_call, failing))} == {"ENGINE_FAILED"}
+        await bad_ends(door, worker)
 
         orphans = await all_at_once(door)
         for call in orphans:
