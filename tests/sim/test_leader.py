@@ -34,19 +34,23 @@ class Register:
     watchers: dict[int, Callable[[bytes], None]] = field(default_factory=dict)
     full: bool = False
     tries: int = 0
+    late_s: float = 0.0  # between telling who listens and storing
 
     def store(self, data: bytes, expected: int) -> int:
         self.tries += 1
         if expected != self.sequence:
             raise WrongSequence("the key changed")
         if self.full:  # who listens hears it all the same
-            for changed in list(self.watchers.values()):
-                changed(data)
+            self.tell(data)
             raise OutOfStorage("resource limits exceeded")
         self.data, self.sequence = data, self.sequence + 1
+        if not self.late_s:
+            self.tell(data)
+        return self.sequence
+
+    def tell(self, data: bytes) -> None:
         for changed in list(self.watchers.values()):
             changed(data)
-        return self.sequence
 
 
 @dataclass
@@ -80,6 +84,9 @@ class Line:
 
     async def store(self, subject: str, data: bytes, headers: Mapping[str, str], *, timeout_s: float) -> int:
         await self._trip(timeout_s)
+        if self._register.late_s:
+            self._register.tell(data)
+            await asyncio.sleep(self._register.late_s)
         sequence = self._register.store(data, int(headers[EXPECTED_SUBJECT_SEQUENCE]))
         await self._trip(timeout_s)
         return sequence
@@ -242,6 +249,23 @@ async def test_one_that_resigns_in_the_middle_of_a_renewal_is_followed_at_once(s
         await asyncio.gather(leader.task, return_exceptions=True)
         await leader.leadership.resign()
         assert await until(lambda: standby.leads, TAKEOVER_S) < 0.5
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("late_s", [0.05, 0.2])
+async def test_a_standby_that_hears_of_a_write_before_it_is_stored_does_not_miss_it(late_s: float) -> None:
+    leader, standby = candidates_of(1, 2)
+    async with running([leader, standby]):
+        await until(lambda: leader.leads or standby.leads, 1.0)
+        if standby.leads:
+            leader, standby = standby, leader
+        await asyncio.sleep(0.5)
+        leader.line._register.late_s = late_s
+        assert leader.task is not None
+        leader.task.cancel()
+        await asyncio.gather(leader.task, return_exceptions=True)
+        await leader.leadership.resign()
+        assert await until(lambda: standby.leads, TAKEOVER_S) < 2.0 * late_s + 0.2, "not at its next look in a second"
 
 
 @pytest.mark.looptime

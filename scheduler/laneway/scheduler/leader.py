@@ -21,6 +21,7 @@ from laneway.runtime.kv import Key, Value
 
 KEY = "leader"
 GRACE = 0.15  # of the term: how much longer than the holder a standby waits; far more than clocks differ in speed
+LOOK_AGAIN_S = 0.02  # NATS tells who listens of a write before it has stored it; then twice as long, and so on
 
 _log = structlog.get_logger(__name__)
 
@@ -61,10 +62,12 @@ class Leadership:
         changed = asyncio.Event()
         patience_s = self._ttl_s * (1.0 + GRACE)
         seen, since_s = Value(sequence=-1), 0.0
+        pause_s = self._ttl_s / 3
         async with self._key.watch(lambda _: changed.set()):
             while True:
+                pause_s = LOOK_AGAIN_S if changed.is_set() else 2.0 * pause_s
                 changed.clear()
-                wait_s = self._ttl_s / 3
+                wait_s = min(pause_s, self._ttl_s / 3)
                 try:
                     value = await self._key.read(timeout_s=self._ttl_s)
                     if value.sequence != seen.sequence:
