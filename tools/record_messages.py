@@ -27,7 +27,19 @@ from laneway.admission.ingest_messages import encode_verdict, parse_body
 from laneway.core.checkpoints import Delta
 from laneway.core.dead_letters import DeadLetter
 from laneway.core.errors import Code
-from laneway.core.fleet import LanePlan, Plan, PoolPlan, TenantDepth, WorkerLease, WorkerState
+from laneway.core.fleet import (
+    Demand,
+    EtaFit,
+    HomePlan,
+    LanePlan,
+    Plan,
+    PolicyVersion,
+    PoolPlan,
+    StepTimes,
+    TenantDepth,
+    WorkerLease,
+    WorkerState,
+)
 from laneway.core.job import (
     SCHEMA,
     Attempt,
@@ -50,9 +62,10 @@ from laneway.core.objects import ObjectRef
 from laneway.core.subjects import ParkSubject
 from laneway.policy.route import ModelDigest, RegionDigest
 from laneway.routing.wire import decode_digest, digest_to_proto
-from laneway.runtime.wire import records
+from laneway.runtime.wire import plans, records
 from laneway.runtime.wire.checkpoints import decode_checkpoint, encode_checkpoint
 from laneway.runtime.wire.dead_letters import decode_dead_letter, encode_dead_letter
+from laneway.runtime.wire.reading import UnreadableMessage
 from laneway.scheduler.leader import Term
 from laneway.v1 import admission_pb2, bus_pb2, common_pb2, routing_pb2, scheduler_pb2, task_pb2
 from laneway.workers.messages import Attachment, CancelHint, Control, DoorBeat, DrainHint, parse_control
@@ -118,6 +131,9 @@ VERDICT = Verdict(
     hold_until_s=NOW_S + 300.0,
     retry_after_s=3.0,
     cost=0.25,
+    ttft_bound_s=3.5,
+    completion_bound_s=6.0,
+    facts=(("wait_s", "2.25"),),
 )
 RECORD = JobRecord(
     job_id=JOB,
@@ -161,6 +177,9 @@ RECORD = JobRecord(
     idempotency_key="order-17",
     origin="NATS",
     requeued_from="eu-01900000-0000-7000-8000-000000000000",
+    route="summary",
+    affinity_key="0a1b2c3d4e",
+    home="h1",
 )
 TASK = GenerateTask(
     prompt_ids=(72, 105, 33),
@@ -186,12 +205,14 @@ TASK = GenerateTask(
     json_schema='{"type":"object"}',
     adapter="legal",
     cache_salt="acme-1",
+    session_id="talk-7",
 )
 QUEUED: QueuedJob = LaneJob(RECORD, TASK)
 OBJECT = ObjectRef(f"acme/{JOB}/task/6b49d200-6b4b2380-0a1b2c3d", 700_000, bytes(range(32)))
 REFERRED: QueuedJob = ReferredJob(RECORD, OBJECT)
 DEAD_LETTER = DeadLetter(RECORD, LaneJob(RECORD, TASK), NOW_S + 6.0)
 CHECKPOINT = Delta(2, 1, (195, 169), (TokenLogprob(-0.5, ((195, -0.5), (73, -1.5))), TokenLogprob(-0.25)))
+STEP_TIMES = StepTimes(0.008, 0.0005, 0.00000004, 0.0001, 512)
 LEASE = WorkerLease(
     worker_id="w1-1a",
     name="w1",
@@ -214,6 +235,14 @@ LEASE = WorkerLease(
     capabilities=("logprobs", "stop"),
     running_by_lane={Lane.PRIORITY: 2, Lane.BATCH: 1},
     process_id=4711,
+    home="h0",
+    step_times=STEP_TIMES,
+    lower_tokens_per_s=500.0,
+    priority_tpot_p95_s=0.045,
+    theta=0.8,
+    hot_prefixes=(2**63 + 1, 7),
+    block_tokens=32,
+    lower_places=1,
 )
 PLAN = Plan(
     region="eu",
@@ -233,12 +262,34 @@ PLAN = Plan(
             decode_tokens_per_s=45.5,
             service_s=2.5,
             desired_workers=3,
-            lanes=(LanePlan(Lane.DEFERRABLE, 4, 2, 1000, 120.5, 64, 1.5),),
+            lanes=(
+                LanePlan(
+                    Lane.DEFERRABLE,
+                    4,
+                    2,
+                    1000,
+                    120.5,
+                    64,
+                    1.5,
+                    demand=(Demand(NOW_S + 60.0, 20.5), Demand(NOW_S + 600.0, 120.5)),
+                    ttft_fit=EtaFit(0.75, 1.5, 200),
+                    completion_fit=EtaFit(0.875, 1.25, 100),
+                ),
+            ),
+            homes=(HomePlan("h0", "w1-1a", 3, 2, 0.5), HomePlan("h1", "", 1)),
+            lower_tokens_per_s=500.0,
+            priority_per_s=2.5,
+            burstiness=3.0,
+            reserved_slots=2,
+            step_times=STEP_TIMES,
+            hot_prefixes=(2**63 + 1, 7),
+            desired_reason="DUE",
         ),
     ),
     paused=frozenset({Lane.BATCH}),
     tenants=(TenantDepth("acme", Lane.BATCH, 4_100),),
     counted_before=98_765,
+    policy=PolicyVersion(3, '{"batch_weight":1.0}', NOW_S - 5.0),
 )
 DIGEST = RegionDigest(
     region="eu",
@@ -246,7 +297,7 @@ DIGEST = RegionDigest(
     draining=True,
     healthy=False,
     zones=("eu-a", "eu-b"),
-    models=(ModelDigest("chat", "small", 2, 5, 0.25, 60.5),),
+    models=(ModelDigest("chat", "small", 2, 5, 0.25, 60.5, (2**63 + 1, 7)),),
     price_factor=1.25,
     round_trip_s=0.0625,
 )
@@ -269,7 +320,10 @@ BEAT = DoorBeat("door-1", (Attachment(JOB, 2, 3, (72, 195, 169), replay=True),))
 SUBMIT = admission_pb2.SubmitRequest(
     spec=task_pb2.JobSpec(
         model="chat/small",
-        generate=task_pb2.GenerateTask(text="Hi!", sampling=task_pb2.Sampling(max_tokens=16, temperature=0.5)),
+        route="summary",
+        generate=task_pb2.GenerateTask(
+            text="Hi!", session_id="talk-7", sampling=task_pb2.Sampling(max_tokens=16, temperature=0.5)
+        ),
         contract=common_pb2.Contract(lane=common_pb2.LANE_BATCH, labels={"team": "search"}),
     ),
     idempotency_key="order-17",
@@ -359,7 +413,7 @@ KINDS = (
     ),
     kind("park_subject", None, PARK, lambda park: str(park).encode(), lambda data: ParkSubject.parse(data.decode())),
     kind("worker_lease", bus_pb2.WorkerLease, LEASE, records.encode_lease, records.decode_lease),
-    kind("plan", scheduler_pb2.Plan, PLAN, records.encode_plan, records.decode_plan),
+    kind("plan", scheduler_pb2.Plan, PLAN, plans.encode_plan, plans.decode_plan),
     kind("leader_term", None, TERM, msgspec.json.encode, lambda data: msgspec.json.decode(data, type=Term)),
     kind("paused_lanes", None, [*Lane], msgspec.json.encode, lambda data: msgspec.json.decode(data, type=list[Lane])),
     kind("submit_request", admission_pb2.SubmitRequest, SUBMIT, _written, parse_body),
@@ -405,7 +459,7 @@ def _is_read(schema: int) -> bool:
     message.schema = schema
     try:
         records.decode_record(message.SerializeToString())
-    except records.UnreadableMessage:
+    except UnreadableMessage:
         return False
     return True
 

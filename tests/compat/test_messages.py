@@ -17,6 +17,7 @@ import pytest
 
 from laneway.core.job import SCHEMA
 from laneway.runtime.wire import records
+from laneway.runtime.wire.reading import UnreadableMessage
 from tools.record_messages import FOLDER, KINDS, SCHEMAS, Kind, recording, release, schemas_read
 
 ONE_OF_THESE = {"json_object", "json_schema", "regex", "grammar", "result_object"}
@@ -100,7 +101,7 @@ def test_a_message_is_read_for_one_schema_after_its_own(name: str, monkeypatch: 
     assert kind.decode(data) == kind.sample
     assert kind.decode(kind.encode()) == kind.sample, "and the next one too"
     monkeypatch.setattr(records, "SCHEMA", SCHEMA + 2)
-    with pytest.raises(records.UnreadableMessage, match=f"schema {SCHEMA}"):
+    with pytest.raises(UnreadableMessage, match=f"schema {SCHEMA}"):
         kind.decode(data)
 
 

@@ -18,7 +18,7 @@ from laneway.core.fleet import Plan
 from laneway.core.lanes import JobState
 from laneway.runtime.bus import Bus
 from laneway.runtime.reading import last_from_leader
-from laneway.runtime.wire.records import decode_plan
+from laneway.runtime.wire.plans import decode_plan
 from laneway.scheduler.leader import KEY, Term
 from tests.support.nats import REGION, eventually
 

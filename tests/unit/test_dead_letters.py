@@ -20,7 +20,8 @@ from laneway.runtime.wire.dead_letters import (
     encode_dead_letter,
     requeue_spec,
 )
-from laneway.runtime.wire.records import UnreadableMessage, encode_lane_job
+from laneway.runtime.wire.reading import UnreadableMessage
+from laneway.runtime.wire.records import encode_lane_job
 from laneway.runtime.wire.requests import parse_spec
 from laneway.v1 import bus_pb2
 from tests.support.nats import make_job, make_record, small_catalogue

@@ -13,7 +13,7 @@ from laneway.core import ids
 from laneway.core.catalogue import Catalogue
 from laneway.core.errors import InvalidRequest
 from laneway.routing import service as routing
-from laneway.runtime.wire import checks, contracts, prompts, sampling
+from laneway.runtime.wire import checks, contracts, prompts, requests, sampling
 from laneway.v1 import common_pb2, routing_pb2, task_pb2
 from tests.unit.test_wire_requests import ALL, CHAT, CONTRACT, SAMPLING, at, chat, message, parse, pool, spec
 
@@ -34,6 +34,7 @@ FIELDS: list[tuple[ModuleType, str, Build, str]] = [
     (sampling, "STOP_TOKEN_IDS_MAX", lambda n: spec(stop_token_ids=[1] * n), f"{SAMPLING}.stop_token_ids"),
     (sampling, "TOP_LOGPROBS_MAX", lambda n: spec(logprobs=True, top_logprobs=n), f"{SAMPLING}.top_logprobs"),
     (sampling, "LOGIT_BIAS_MAX", lambda n: spec(logit_bias=dict.fromkeys(range(n), 1.0)), f"{SAMPLING}.logit_bias"),
+    (requests, "SESSION_ID_LENGTH_MAX", lambda n: spec(session_id="é" * n), "spec.generate.session_id"),
     (sampling, "N_MAX", lambda n: spec(n=n), f"{SAMPLING}.n"),
     (
         sampling,

@@ -29,15 +29,14 @@ from laneway.core.job import (
 )
 from laneway.core.lanes import FinishReason, Isolation, JobState, Lane, OnDisconnect, Phase, VerdictKind
 from laneway.runtime.wire import enums
+from laneway.runtime.wire.plans import decode_plan, encode_plan
+from laneway.runtime.wire.reading import UnreadableMessage
 from laneway.runtime.wire.records import (
-    UnreadableMessage,
     decode_lane_job,
     decode_lease,
-    decode_plan,
     decode_record,
     encode_lane_job,
     encode_lease,
-    encode_plan,
     encode_record,
 )
 from laneway.runtime.wire.responses import finished_of, record_to_job, result_chunks

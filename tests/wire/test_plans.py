@@ -10,7 +10,7 @@ from laneway.runtime.clock import SystemClock
 from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.plans import NewerPlan, PlanPublisher, PlanView
 from laneway.runtime.reading import last_message
-from laneway.runtime.wire.records import decode_plan
+from laneway.runtime.wire.plans import decode_plan
 from tests.support.nats import REGION, connected, eventually
 
 pytestmark = pytest.mark.wire

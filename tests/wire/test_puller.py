@@ -14,7 +14,7 @@ from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.provision import provision
 from laneway.runtime.puller import Bell, Delivery, LanePuller
 from laneway.runtime.settings import NatsSettings
-from laneway.runtime.wire.records import UnreadableMessage
+from laneway.runtime.wire.reading import UnreadableMessage
 from tests.support.nats import (
     POOL,
     REGION,

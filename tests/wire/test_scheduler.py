@@ -24,7 +24,7 @@ from laneway.runtime.plans import NewerPlan, PlanPublisher, PlanView
 from laneway.runtime.puller import LanePuller
 from laneway.runtime.reading import last_message, subject_pages
 from laneway.runtime.records import RecordStore
-from laneway.runtime.wire.records import encode_plan
+from laneway.runtime.wire.plans import encode_plan
 from laneway.scheduler.decisions import DecisionLog
 from laneway.scheduler.parking import Parking
 from laneway.scheduler.releaser import Releaser

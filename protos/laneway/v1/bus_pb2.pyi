@@ -2,6 +2,7 @@ import datetime
 
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from laneway.v1 import common_pb2 as _common_pb2
+from laneway.v1 import scheduler_pb2 as _scheduler_pb2
 from laneway.v1 import task_pb2 as _task_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -12,7 +13,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JobRecord(_message.Message):
-    __slots__ = ("schema", "job_id", "tenant", "region", "model", "tier", "pool", "state", "attempt", "lineage", "starts", "clean", "owner", "door", "publish_by", "body_digest", "contract", "verdict", "checkpoint_index", "result", "error", "timings", "attached", "prompt_tokens", "max_tokens", "latest_start", "device_ms", "idempotency_key", "origin", "preemptions", "requeued_from", "result_object", "retries")
+    __slots__ = ("schema", "job_id", "tenant", "region", "model", "tier", "pool", "state", "attempt", "lineage", "starts", "clean", "owner", "door", "publish_by", "body_digest", "contract", "verdict", "checkpoint_index", "result", "error", "timings", "attached", "prompt_tokens", "max_tokens", "latest_start", "device_ms", "idempotency_key", "origin", "preemptions", "requeued_from", "result_object", "retries", "route", "affinity_key", "home")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +47,9 @@ class JobRecord(_message.Message):
     REQUEUED_FROM_FIELD_NUMBER: _ClassVar[int]
     RESULT_OBJECT_FIELD_NUMBER: _ClassVar[int]
     RETRIES_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    AFFINITY_KEY_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
     schema: int
     job_id: str
     tenant: str
@@ -79,7 +83,10 @@ class JobRecord(_message.Message):
     requeued_from: str
     result_object: ObjectRef
     retries: int
-    def __init__(self, schema: _Optional[int] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., region: _Optional[str] = ..., model: _Optional[str] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., attempt: _Optional[int] = ..., lineage: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., starts: _Optional[int] = ..., clean: _Optional[int] = ..., owner: _Optional[str] = ..., door: _Optional[str] = ..., publish_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., contract: _Optional[_Union[_common_pb2.Contract, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., checkpoint_index: _Optional[int] = ..., result: _Optional[_Union[_task_pb2.Result, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.JobError, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., attached: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., latest_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., device_ms: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., origin: _Optional[str] = ..., preemptions: _Optional[int] = ..., requeued_from: _Optional[str] = ..., result_object: _Optional[_Union[ObjectRef, _Mapping]] = ..., retries: _Optional[int] = ...) -> None: ...
+    route: str
+    affinity_key: str
+    home: str
+    def __init__(self, schema: _Optional[int] = ..., job_id: _Optional[str] = ..., tenant: _Optional[str] = ..., region: _Optional[str] = ..., model: _Optional[str] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., attempt: _Optional[int] = ..., lineage: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., starts: _Optional[int] = ..., clean: _Optional[int] = ..., owner: _Optional[str] = ..., door: _Optional[str] = ..., publish_by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., contract: _Optional[_Union[_common_pb2.Contract, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., checkpoint_index: _Optional[int] = ..., result: _Optional[_Union[_task_pb2.Result, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.JobError, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., attached: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., latest_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., device_ms: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., origin: _Optional[str] = ..., preemptions: _Optional[int] = ..., requeued_from: _Optional[str] = ..., result_object: _Optional[_Union[ObjectRef, _Mapping]] = ..., retries: _Optional[int] = ..., route: _Optional[str] = ..., affinity_key: _Optional[str] = ..., home: _Optional[str] = ...) -> None: ...
 
 class ObjectRef(_message.Message):
     __slots__ = ("name", "size_bytes", "sha256")
@@ -224,7 +231,7 @@ class JobEvent(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., attempt: _Optional[int] = ..., worker_id: _Optional[str] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class WorkerLease(_message.Message):
-    __slots__ = ("schema", "worker_id", "name", "pool", "engine", "state", "detail", "slots", "running", "kv_tokens", "kv_tokens_used", "prefill_tokens_per_s", "decode_tokens_per_s", "service_s", "started_at", "renewed_at", "jobs_done", "tokens_done", "busy_s", "capabilities", "running_by_lane", "process_id")
+    __slots__ = ("schema", "worker_id", "name", "pool", "engine", "state", "detail", "slots", "running", "kv_tokens", "kv_tokens_used", "prefill_tokens_per_s", "decode_tokens_per_s", "service_s", "started_at", "renewed_at", "jobs_done", "tokens_done", "busy_s", "capabilities", "running_by_lane", "process_id", "home", "step_times", "lower_tokens_per_s", "priority_tpot_p95_s", "theta", "hot_prefixes", "block_tokens", "lower_places")
     class RunningByLaneEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +261,14 @@ class WorkerLease(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     RUNNING_BY_LANE_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    LOWER_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_TPOT_P95_S_FIELD_NUMBER: _ClassVar[int]
+    THETA_FIELD_NUMBER: _ClassVar[int]
+    HOT_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOWER_PLACES_FIELD_NUMBER: _ClassVar[int]
     schema: int
     worker_id: str
     name: str
@@ -276,7 +291,15 @@ class WorkerLease(_message.Message):
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     running_by_lane: _containers.ScalarMap[int, int]
     process_id: int
-    def __init__(self, schema: _Optional[int] = ..., worker_id: _Optional[str] = ..., name: _Optional[str] = ..., pool: _Optional[str] = ..., engine: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., service_s: _Optional[float] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., renewed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., busy_s: _Optional[float] = ..., capabilities: _Optional[_Iterable[str]] = ..., running_by_lane: _Optional[_Mapping[int, int]] = ..., process_id: _Optional[int] = ...) -> None: ...
+    home: str
+    step_times: _scheduler_pb2.StepTimes
+    lower_tokens_per_s: float
+    priority_tpot_p95_s: float
+    theta: float
+    hot_prefixes: _containers.RepeatedScalarFieldContainer[int]
+    block_tokens: int
+    lower_places: int
+    def __init__(self, schema: _Optional[int] = ..., worker_id: _Optional[str] = ..., name: _Optional[str] = ..., pool: _Optional[str] = ..., engine: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., service_s: _Optional[float] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., renewed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., busy_s: _Optional[float] = ..., capabilities: _Optional[_Iterable[str]] = ..., running_by_lane: _Optional[_Mapping[int, int]] = ..., process_id: _Optional[int] = ..., home: _Optional[str] = ..., step_times: _Optional[_Union[_scheduler_pb2.StepTimes, _Mapping]] = ..., lower_tokens_per_s: _Optional[float] = ..., priority_tpot_p95_s: _Optional[float] = ..., theta: _Optional[float] = ..., hot_prefixes: _Optional[_Iterable[int]] = ..., block_tokens: _Optional[int] = ..., lower_places: _Optional[int] = ...) -> None: ...
 
 class IngestVerdict(_message.Message):
     __slots__ = ("schema", "job_id", "key", "verdict", "error")

@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from laneway.v1 import common_pb2 as laneway_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18laneway/v1/routing.proto\x12\nlaneway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17laneway/v1/common.proto\"y\n\x0cRouteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1e\n\x04lane\x18\x02 \x01(\x0e\x32\x10.laneway.v1.Lane\x12\x0f\n\x07regions\x18\x03 \x03(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\"X\n\rRouteResponse\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\'\n\x06scores\x18\x03 \x03(\x0b\x32\x17.laneway.v1.RegionScore\"@\n\x0bRegionScore\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0f\n\x07score_s\x18\x02 \x01(\x01\x12\x10\n\x08\x65xcluded\x18\x03 \x01(\t\"\xeb\x01\n\x0cRegionDigest\x12\x0e\n\x06region\x18\x01 \x01(\t\x12+\n\x07made_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x0f\n\x07healthy\x18\x04 \x01(\x08\x12\r\n\x05zones\x18\x05 \x03(\t\x12\'\n\x06models\x18\x06 \x03(\x0b\x32\x17.laneway.v1.ModelDigest\x12\x14\n\x0cprice_factor\x18\x07 \x01(\x01\x12-\n\nround_trip\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xaa\x01\n\x0bModelDigest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04tier\x18\x02 \x01(\t\x12\x0f\n\x07workers\x18\x03 \x01(\r\x12\x12\n\nfree_slots\x18\x04 \x01(\r\x12+\n\x08ttft_eta\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tbatch_eta\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\";\n\x12ListRegionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Y\n\x13ListRegionsResponse\x12)\n\x07regions\x18\x01 \x03(\x0b\x32\x18.laneway.v1.RegionDigest\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x15\n\x13WatchRegionsRequest\"A\n\x14WatchRegionsResponse\x12)\n\x07regions\x18\x01 \x03(\x0b\x32\x18.laneway.v1.RegionDigest\"$\n\x12\x44rainRegionRequest\x12\x0e\n\x06region\x18\x01 \x01(\t\"\x15\n\x13\x44rainRegionResponse\"&\n\x14UndrainRegionRequest\x12\x0e\n\x06region\x18\x01 \x01(\t\"\x17\n\x15UndrainRegionResponse2\x99\x03\n\x0eRoutingService\x12<\n\x05Route\x12\x18.laneway.v1.RouteRequest\x1a\x19.laneway.v1.RouteResponse\x12N\n\x0bListRegions\x12\x1e.laneway.v1.ListRegionsRequest\x1a\x1f.laneway.v1.ListRegionsResponse\x12S\n\x0cWatchRegions\x12\x1f.laneway.v1.WatchRegionsRequest\x1a .laneway.v1.WatchRegionsResponse0\x01\x12N\n\x0b\x44rainRegion\x12\x1e.laneway.v1.DrainRegionRequest\x1a\x1f.laneway.v1.DrainRegionResponse\x12T\n\rUndrainRegion\x12 .laneway.v1.UndrainRegionRequest\x1a!.laneway.v1.UndrainRegionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18laneway/v1/routing.proto\x12\nlaneway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17laneway/v1/common.proto\"y\n\x0cRouteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1e\n\x04lane\x18\x02 \x01(\x0e\x32\x10.laneway.v1.Lane\x12\x0f\n\x07regions\x18\x03 \x03(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\"X\n\rRouteResponse\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\'\n\x06scores\x18\x03 \x03(\x0b\x32\x17.laneway.v1.RegionScore\"@\n\x0bRegionScore\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0f\n\x07score_s\x18\x02 \x01(\x01\x12\x10\n\x08\x65xcluded\x18\x03 \x01(\t\"\xeb\x01\n\x0cRegionDigest\x12\x0e\n\x06region\x18\x01 \x01(\t\x12+\n\x07made_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x0f\n\x07healthy\x18\x04 \x01(\x08\x12\r\n\x05zones\x18\x05 \x03(\t\x12\'\n\x06models\x18\x06 \x03(\x0b\x32\x17.laneway.v1.ModelDigest\x12\x14\n\x0cprice_factor\x18\x07 \x01(\x01\x12-\n\nround_trip\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc0\x01\n\x0bModelDigest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04tier\x18\x02 \x01(\t\x12\x0f\n\x07workers\x18\x03 \x01(\r\x12\x12\n\nfree_slots\x18\x04 \x01(\r\x12+\n\x08ttft_eta\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tbatch_eta\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0chot_prefixes\x18\x07 \x03(\x06\";\n\x12ListRegionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Y\n\x13ListRegionsResponse\x12)\n\x07regions\x18\x01 \x03(\x0b\x32\x18.laneway.v1.RegionDigest\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x15\n\x13WatchRegionsRequest\"A\n\x14WatchRegionsResponse\x12)\n\x07regions\x18\x01 \x03(\x0b\x32\x18.laneway.v1.RegionDigest\"$\n\x12\x44rainRegionRequest\x12\x0e\n\x06region\x18\x01 \x01(\t\"\x15\n\x13\x44rainRegionResponse\"&\n\x14UndrainRegionRequest\x12\x0e\n\x06region\x18\x01 \x01(\t\"\x17\n\x15UndrainRegionResponse2\x99\x03\n\x0eRoutingService\x12<\n\x05Route\x12\x18.laneway.v1.RouteRequest\x1a\x19.laneway.v1.RouteResponse\x12N\n\x0bListRegions\x12\x1e.laneway.v1.ListRegionsRequest\x1a\x1f.laneway.v1.ListRegionsResponse\x12S\n\x0cWatchRegions\x12\x1f.laneway.v1.WatchRegionsRequest\x1a .laneway.v1.WatchRegionsResponse0\x01\x12N\n\x0b\x44rainRegion\x12\x1e.laneway.v1.DrainRegionRequest\x1a\x1f.laneway.v1.DrainRegionResponse\x12T\n\rUndrainRegion\x12 .laneway.v1.UndrainRegionRequest\x1a!.laneway.v1.UndrainRegionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,23 +43,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGIONDIGEST']._serialized_start=410
   _globals['_REGIONDIGEST']._serialized_end=645
   _globals['_MODELDIGEST']._serialized_start=648
-  _globals['_MODELDIGEST']._serialized_end=818
-  _globals['_LISTREGIONSREQUEST']._serialized_start=820
-  _globals['_LISTREGIONSREQUEST']._serialized_end=879
-  _globals['_LISTREGIONSRESPONSE']._serialized_start=881
-  _globals['_LISTREGIONSRESPONSE']._serialized_end=970
-  _globals['_WATCHREGIONSREQUEST']._serialized_start=972
-  _globals['_WATCHREGIONSREQUEST']._serialized_end=993
-  _globals['_WATCHREGIONSRESPONSE']._serialized_start=995
-  _globals['_WATCHREGIONSRESPONSE']._serialized_end=1060
-  _globals['_DRAINREGIONREQUEST']._serialized_start=1062
-  _globals['_DRAINREGIONREQUEST']._serialized_end=1098
-  _globals['_DRAINREGIONRESPONSE']._serialized_start=1100
-  _globals['_DRAINREGIONRESPONSE']._serialized_end=1121
-  _globals['_UNDRAINREGIONREQUEST']._serialized_start=1123
-  _globals['_UNDRAINREGIONREQUEST']._serialized_end=1161
-  _globals['_UNDRAINREGIONRESPONSE']._serialized_start=1163
-  _globals['_UNDRAINREGIONRESPONSE']._serialized_end=1186
-  _globals['_ROUTINGSERVICE']._serialized_start=1189
-  _globals['_ROUTINGSERVICE']._serialized_end=1598
+  _globals['_MODELDIGEST']._serialized_end=840
+  _globals['_LISTREGIONSREQUEST']._serialized_start=842
+  _globals['_LISTREGIONSREQUEST']._serialized_end=901
+  _globals['_LISTREGIONSRESPONSE']._serialized_start=903
+  _globals['_LISTREGIONSRESPONSE']._serialized_end=992
+  _globals['_WATCHREGIONSREQUEST']._serialized_start=994
+  _globals['_WATCHREGIONSREQUEST']._serialized_end=1015
+  _globals['_WATCHREGIONSRESPONSE']._serialized_start=1017
+  _globals['_WATCHREGIONSRESPONSE']._serialized_end=1082
+  _globals['_DRAINREGIONREQUEST']._serialized_start=1084
+  _globals['_DRAINREGIONREQUEST']._serialized_end=1120
+  _globals['_DRAINREGIONRESPONSE']._serialized_start=1122
+  _globals['_DRAINREGIONRESPONSE']._serialized_end=1143
+  _globals['_UNDRAINREGIONREQUEST']._serialized_start=1145
+  _globals['_UNDRAINREGIONREQUEST']._serialized_end=1183
+  _globals['_UNDRAINREGIONRESPONSE']._serialized_start=1185
+  _globals['_UNDRAINREGIONRESPONSE']._serialized_end=1208
+  _globals['_ROUTINGSERVICE']._serialized_start=1211
+  _globals['_ROUTINGSERVICE']._serialized_end=1620
 # @@protoc_insertion_point(module_scope)

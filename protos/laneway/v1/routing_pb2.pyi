@@ -66,20 +66,22 @@ class RegionDigest(_message.Message):
     def __init__(self, region: _Optional[str] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., draining: _Optional[bool] = ..., healthy: _Optional[bool] = ..., zones: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[_Union[ModelDigest, _Mapping]]] = ..., price_factor: _Optional[float] = ..., round_trip: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ModelDigest(_message.Message):
-    __slots__ = ("model", "tier", "workers", "free_slots", "ttft_eta", "batch_eta")
+    __slots__ = ("model", "tier", "workers", "free_slots", "ttft_eta", "batch_eta", "hot_prefixes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     TTFT_ETA_FIELD_NUMBER: _ClassVar[int]
     BATCH_ETA_FIELD_NUMBER: _ClassVar[int]
+    HOT_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     model: str
     tier: str
     workers: int
     free_slots: int
     ttft_eta: _duration_pb2.Duration
     batch_eta: _duration_pb2.Duration
-    def __init__(self, model: _Optional[str] = ..., tier: _Optional[str] = ..., workers: _Optional[int] = ..., free_slots: _Optional[int] = ..., ttft_eta: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., batch_eta: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    hot_prefixes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., tier: _Optional[str] = ..., workers: _Optional[int] = ..., free_slots: _Optional[int] = ..., ttft_eta: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., batch_eta: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., hot_prefixes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ListRegionsRequest(_message.Message):
     __slots__ = ("page_size", "page_token")

@@ -12,7 +12,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Plan(_message.Message):
-    __slots__ = ("region", "epoch", "version", "made_at", "valid_until", "pools", "paused", "tenants", "counted_before")
+    __slots__ = ("region", "epoch", "version", "made_at", "valid_until", "pools", "paused", "tenants", "counted_before", "policy")
     REGION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class Plan(_message.Message):
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     COUNTED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     region: str
     epoch: int
     version: int
@@ -31,7 +32,64 @@ class Plan(_message.Message):
     paused: _containers.RepeatedScalarFieldContainer[_common_pb2.Lane]
     tenants: _containers.RepeatedCompositeFieldContainer[TenantDepth]
     counted_before: int
-    def __init__(self, region: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolPlan, _Mapping]]] = ..., paused: _Optional[_Iterable[_Union[_common_pb2.Lane, str]]] = ..., tenants: _Optional[_Iterable[_Union[TenantDepth, _Mapping]]] = ..., counted_before: _Optional[int] = ...) -> None: ...
+    policy: PolicyVersion
+    def __init__(self, region: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolPlan, _Mapping]]] = ..., paused: _Optional[_Iterable[_Union[_common_pb2.Lane, str]]] = ..., tenants: _Optional[_Iterable[_Union[TenantDepth, _Mapping]]] = ..., counted_before: _Optional[int] = ..., policy: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
+
+class PolicyVersion(_message.Message):
+    __slots__ = ("version", "json", "loaded_at")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    LOADED_AT_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    json: str
+    loaded_at: _timestamp_pb2.Timestamp
+    def __init__(self, version: _Optional[int] = ..., json: _Optional[str] = ..., loaded_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class StepTimes(_message.Message):
+    __slots__ = ("base_s", "sequence_s", "context_token_s", "prefill_token_s", "chunk_tokens")
+    BASE_S_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_S_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    base_s: float
+    sequence_s: float
+    context_token_s: float
+    prefill_token_s: float
+    chunk_tokens: int
+    def __init__(self, base_s: _Optional[float] = ..., sequence_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
+
+class HomePlan(_message.Message):
+    __slots__ = ("home", "worker_id", "ready", "running", "oldest_wait")
+    HOME_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_WAIT_FIELD_NUMBER: _ClassVar[int]
+    home: str
+    worker_id: str
+    ready: int
+    running: int
+    oldest_wait: _duration_pb2.Duration
+    def __init__(self, home: _Optional[str] = ..., worker_id: _Optional[str] = ..., ready: _Optional[int] = ..., running: _Optional[int] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Demand(_message.Message):
+    __slots__ = ("by", "device_s")
+    BY_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_S_FIELD_NUMBER: _ClassVar[int]
+    by: _timestamp_pb2.Timestamp
+    device_s: float
+    def __init__(self, by: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., device_s: _Optional[float] = ...) -> None: ...
+
+class EtaFit(_message.Message):
+    __slots__ = ("p50", "p90", "samples")
+    P50_FIELD_NUMBER: _ClassVar[int]
+    P90_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    p50: float
+    p90: float
+    samples: int
+    def __init__(self, p50: _Optional[float] = ..., p90: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class TenantDepth(_message.Message):
     __slots__ = ("tenant", "lane", "open")
@@ -44,7 +102,7 @@ class TenantDepth(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., lane: _Optional[_Union[_common_pb2.Lane, str]] = ..., open: _Optional[int] = ...) -> None: ...
 
 class PoolPlan(_message.Message):
-    __slots__ = ("pool", "workers", "slots", "free_slots", "kv_tokens", "free_kv_tokens", "prefill_tokens_per_s", "decode_tokens_per_s", "service_s", "desired_workers", "lanes")
+    __slots__ = ("pool", "workers", "slots", "free_slots", "kv_tokens", "free_kv_tokens", "prefill_tokens_per_s", "decode_tokens_per_s", "service_s", "desired_workers", "lanes", "homes", "lower_tokens_per_s", "priority_per_s", "burstiness", "reserved_slots", "step_times", "hot_prefixes", "desired_reason")
     POOL_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +114,14 @@ class PoolPlan(_message.Message):
     SERVICE_S_FIELD_NUMBER: _ClassVar[int]
     DESIRED_WORKERS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
+    HOMES_FIELD_NUMBER: _ClassVar[int]
+    LOWER_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BURSTINESS_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    HOT_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_REASON_FIELD_NUMBER: _ClassVar[int]
     pool: str
     workers: int
     slots: int
@@ -67,10 +133,18 @@ class PoolPlan(_message.Message):
     service_s: float
     desired_workers: int
     lanes: _containers.RepeatedCompositeFieldContainer[LanePlan]
-    def __init__(self, pool: _Optional[str] = ..., workers: _Optional[int] = ..., slots: _Optional[int] = ..., free_slots: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., free_kv_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., service_s: _Optional[float] = ..., desired_workers: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LanePlan, _Mapping]]] = ...) -> None: ...
+    homes: _containers.RepeatedCompositeFieldContainer[HomePlan]
+    lower_tokens_per_s: float
+    priority_per_s: float
+    burstiness: float
+    reserved_slots: int
+    step_times: StepTimes
+    hot_prefixes: _containers.RepeatedScalarFieldContainer[int]
+    desired_reason: str
+    def __init__(self, pool: _Optional[str] = ..., workers: _Optional[int] = ..., slots: _Optional[int] = ..., free_slots: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., free_kv_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., service_s: _Optional[float] = ..., desired_workers: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LanePlan, _Mapping]]] = ..., homes: _Optional[_Iterable[_Union[HomePlan, _Mapping]]] = ..., lower_tokens_per_s: _Optional[float] = ..., priority_per_s: _Optional[float] = ..., burstiness: _Optional[float] = ..., reserved_slots: _Optional[int] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ..., hot_prefixes: _Optional[_Iterable[int]] = ..., desired_reason: _Optional[str] = ...) -> None: ...
 
 class LanePlan(_message.Message):
-    __slots__ = ("lane", "ready", "running", "parked", "parked_device_s", "limit", "oldest_wait")
+    __slots__ = ("lane", "ready", "running", "parked", "parked_device_s", "limit", "oldest_wait", "demand", "ttft_fit", "completion_fit")
     LANE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +152,9 @@ class LanePlan(_message.Message):
     PARKED_DEVICE_S_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     OLDEST_WAIT_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
+    TTFT_FIT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_FIT_FIELD_NUMBER: _ClassVar[int]
     lane: _common_pb2.Lane
     ready: int
     running: int
@@ -85,10 +162,13 @@ class LanePlan(_message.Message):
     parked_device_s: float
     limit: int
     oldest_wait: _duration_pb2.Duration
-    def __init__(self, lane: _Optional[_Union[_common_pb2.Lane, str]] = ..., ready: _Optional[int] = ..., running: _Optional[int] = ..., parked: _Optional[int] = ..., parked_device_s: _Optional[float] = ..., limit: _Optional[int] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    demand: _containers.RepeatedCompositeFieldContainer[Demand]
+    ttft_fit: EtaFit
+    completion_fit: EtaFit
+    def __init__(self, lane: _Optional[_Union[_common_pb2.Lane, str]] = ..., ready: _Optional[int] = ..., running: _Optional[int] = ..., parked: _Optional[int] = ..., parked_device_s: _Optional[float] = ..., limit: _Optional[int] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., demand: _Optional[_Iterable[_Union[Demand, _Mapping]]] = ..., ttft_fit: _Optional[_Union[EtaFit, _Mapping]] = ..., completion_fit: _Optional[_Union[EtaFit, _Mapping]] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("worker_id", "name", "pool", "engine", "state", "detail", "slots", "running", "kv_tokens", "kv_tokens_used", "prefill_tokens_per_s", "decode_tokens_per_s", "started_at", "seen_at", "jobs_done", "tokens_done", "capabilities", "busy_s", "process_id")
+    __slots__ = ("worker_id", "name", "pool", "engine", "state", "detail", "slots", "running", "kv_tokens", "kv_tokens_used", "prefill_tokens_per_s", "decode_tokens_per_s", "started_at", "seen_at", "jobs_done", "tokens_done", "capabilities", "busy_s", "process_id", "home", "lower_tokens_per_s", "priority_tpot_p95_s", "theta", "step_times")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +188,11 @@ class Worker(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     BUSY_S_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
+    LOWER_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_TPOT_P95_S_FIELD_NUMBER: _ClassVar[int]
+    THETA_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     name: str
     pool: str
@@ -127,7 +212,12 @@ class Worker(_message.Message):
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     busy_s: float
     process_id: int
-    def __init__(self, worker_id: _Optional[str] = ..., name: _Optional[str] = ..., pool: _Optional[str] = ..., engine: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seen_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., busy_s: _Optional[float] = ..., process_id: _Optional[int] = ...) -> None: ...
+    home: str
+    lower_tokens_per_s: float
+    priority_tpot_p95_s: float
+    theta: float
+    step_times: StepTimes
+    def __init__(self, worker_id: _Optional[str] = ..., name: _Optional[str] = ..., pool: _Optional[str] = ..., engine: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seen_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., busy_s: _Optional[float] = ..., process_id: _Optional[int] = ..., home: _Optional[str] = ..., lower_tokens_per_s: _Optional[float] = ..., priority_tpot_p95_s: _Optional[float] = ..., theta: _Optional[float] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
     __slots__ = ("lane", "pool", "paused", "ready", "running", "parked", "limit", "next_due", "released")

@@ -20,21 +20,23 @@ TOOL_CHOICE_MODE_AUTO: ToolChoiceMode
 TOOL_CHOICE_MODE_REQUIRED: ToolChoiceMode
 
 class JobSpec(_message.Message):
-    __slots__ = ("model", "generate", "embed", "score", "contract")
+    __slots__ = ("model", "generate", "embed", "score", "contract", "route")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     EMBED_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
     model: str
     generate: GenerateTask
     embed: EmbedTask
     score: ScoreTask
     contract: _common_pb2.Contract
-    def __init__(self, model: _Optional[str] = ..., generate: _Optional[_Union[GenerateTask, _Mapping]] = ..., embed: _Optional[_Union[EmbedTask, _Mapping]] = ..., score: _Optional[_Union[ScoreTask, _Mapping]] = ..., contract: _Optional[_Union[_common_pb2.Contract, _Mapping]] = ...) -> None: ...
+    route: str
+    def __init__(self, model: _Optional[str] = ..., generate: _Optional[_Union[GenerateTask, _Mapping]] = ..., embed: _Optional[_Union[EmbedTask, _Mapping]] = ..., score: _Optional[_Union[ScoreTask, _Mapping]] = ..., contract: _Optional[_Union[_common_pb2.Contract, _Mapping]] = ..., route: _Optional[str] = ...) -> None: ...
 
 class GenerateTask(_message.Message):
-    __slots__ = ("text", "chat", "tokens", "sampling", "tools", "tool_choice", "response_format", "adapter", "cache_salt")
+    __slots__ = ("text", "chat", "tokens", "sampling", "tools", "tool_choice", "response_format", "adapter", "cache_salt", "session_id")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +46,7 @@ class GenerateTask(_message.Message):
     RESPONSE_FORMAT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: ChatPrompt
     tokens: TokenPrompt
@@ -53,7 +56,8 @@ class GenerateTask(_message.Message):
     response_format: ResponseFormat
     adapter: str
     cache_salt: str
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., response_format: _Optional[_Union[ResponseFormat, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    session_id: str
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., response_format: _Optional[_Union[ResponseFormat, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class ChatPrompt(_message.Message):
     __slots__ = ("messages", "continue_final_message")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from laneway.core.errors import InvalidRequest
+from laneway.core.fleet import StepTimes
 
 
 class Capabilities(Struct, frozen=True):
@@ -69,6 +70,14 @@ class Pool(Struct, frozen=True):
     decode_tokens_per_s: float = 50.0  # of one sequence; prior until measured
     price_per_million_prompt_tokens: float = 0.0
     price_per_million_completion_tokens: float = 0.0
+    home_slots: int = 0  # affinity slots; below 2: every job may go to any worker
+    bulk: bool = False  # its lower-lane prompts may be submitted whole where the engine has no prefix cache
+    step_times: StepTimes = StepTimes()  # prior until measured, from the engine's profile; a base of 0: none
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        """Names of its home slots."""
+        return tuple(f"h{i}" for i in range(self.home_slots)) if self.home_slots > 1 else ()
 
     @property
     def priority_limit(self) -> int:

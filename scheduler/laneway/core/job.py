@@ -60,6 +60,7 @@ class GenerateTask(Struct, frozen=True):
     grammar: str = ""
     adapter: str = ""
     cache_salt: str = ""
+    session_id: str = ""
 
     @property
     def constrained(self) -> bool:
@@ -95,6 +96,9 @@ class Verdict(Struct, frozen=True):
     hold_until_s: float | None = None  # Unix seconds
     retry_after_s: float | None = None
     cost: float = 0.0
+    ttft_bound_s: float | None = None  # nine of ten such requests get their first token within this
+    completion_bound_s: float | None = None
+    facts: tuple[tuple[str, str], ...] = ()  # the numbers it rests on, for people, by name
 
 
 class Usage(Struct, frozen=True):
@@ -179,6 +183,9 @@ class JobRecord(Struct, frozen=True):
     origin: str = "GRPC"
     requeued_from: str = ""  # the job that was given up, where this one runs it again
     result_object: ObjectRef | None = None  # holds the result; `result` has its finish reason and usage only
+    route: str = ""  # the caller's name for this kind of request
+    affinity_key: str = ""  # equal for jobs that gain from one worker's caches; empty: none does
+    home: str = ""  # home slot it was sent to; empty: any
 
 
 class IllegalTransition(Exception):

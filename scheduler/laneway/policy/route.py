@@ -24,6 +24,7 @@ class ModelDigest(Struct, frozen=True):
     free_slots: int = 0
     ttft_eta_s: float = 0.0  # of a short priority request
     batch_eta_s: float = 0.0  # until parked work is worked off
+    hot_prefixes: tuple[int, ...] = ()  # hashes of prompt beginnings that its workers' caches hold, hottest first
 
 
 class RegionDigest(Struct, frozen=True):

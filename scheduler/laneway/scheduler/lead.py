@@ -27,7 +27,8 @@ from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.records import RecordStore
 from laneway.runtime.settings import Settings
-from laneway.runtime.wire.records import UnreadableMessage, decode_lease
+from laneway.runtime.wire.reading import UnreadableMessage
+from laneway.runtime.wire.records import decode_lease
 from laneway.scheduler.decisions import DecisionLog
 from laneway.scheduler.leader import Leadership
 from laneway.scheduler.object_sweep import SWEEP_EVERY_S, ObjectSweep

@@ -18,7 +18,7 @@ from laneway.runtime.auth import current_caller, require_operator
 from laneway.runtime.paging import paginate
 from laneway.runtime.records import StoredRecord
 from laneway.runtime.wire.enums import JOB_STATE_TO_WIRE, LANE_FROM_WIRE
-from laneway.runtime.wire.records import plan_to_proto
+from laneway.runtime.wire.plans import plan_to_proto
 from laneway.scheduler.decisions import Step
 from laneway.scheduler.explain import explain
 from laneway.scheduler.loop import Scheduler

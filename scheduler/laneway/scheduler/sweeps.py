@@ -29,7 +29,8 @@ from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.records import RecordHead, RecordStore, StoredRecord
 from laneway.runtime.wire.enums import JOB_STATE_TO_WIRE
-from laneway.runtime.wire.records import UnreadableMessage, encode_record
+from laneway.runtime.wire.reading import UnreadableMessage
+from laneway.runtime.wire.records import encode_record
 from laneway.v1 import bus_pb2
 
 EXPIRE_GRACE_S = 1.0  # after the deadline, for the door and the worker to do it themselves

@@ -40,7 +40,7 @@ from laneway.runtime.settings import PolicySettings
 from laneway.runtime.walking import Place
 from laneway.runtime.wire.contracts import DEADLINE_S_MAX
 from laneway.runtime.wire.dead_letters import requeue_spec
-from laneway.runtime.wire.records import UnreadableMessage
+from laneway.runtime.wire.reading import UnreadableMessage
 from laneway.runtime.wire.requests import ParsedSpec, parse_spec
 
 log = get_logger("laneway.admission.dead_letters")

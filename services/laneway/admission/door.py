@@ -36,7 +36,7 @@ from laneway.runtime.logging import get_logger
 from laneway.runtime.records import RecordStore
 from laneway.runtime.references import References, is_whole
 from laneway.runtime.wire.chunks import rest_of
-from laneway.runtime.wire.records import UnreadableMessage
+from laneway.runtime.wire.reading import UnreadableMessage
 
 SILENCE_S_MAX = 30.0  # a waiting job's record is read ever less often, down to this
 REPLAY_EVERY_S = 0.25  # least time between two requests of one stream for the same gap

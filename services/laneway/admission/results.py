@@ -28,7 +28,8 @@ from laneway.runtime.reading import StoredMessage
 from laneway.runtime.records import RecordStore, StoredRecord
 from laneway.runtime.references import References
 from laneway.runtime.walking import Place, Walk
-from laneway.runtime.wire.records import UnreadableMessage, decode_record
+from laneway.runtime.wire.reading import UnreadableMessage
+from laneway.runtime.wire.records import decode_record
 
 SCAN_JOBS_MAX = 2000  # records read for one page; a filter that matches little gives shorter pages, not longer waits
 READS_AT_ONCE = 32

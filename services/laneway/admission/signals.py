@@ -11,7 +11,8 @@ from laneway.core.ids import is_token
 from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState
 from laneway.runtime.wire import enums
-from laneway.runtime.wire.records import UnreadableMessage, decode_record, encode_record
+from laneway.runtime.wire.reading import UnreadableMessage
+from laneway.runtime.wire.records import decode_record, encode_record
 from laneway.v1 import bus_pb2
 
 # In ids, of three bytes or so each. One attachment may hold as many ids as a door keeps for a stream.

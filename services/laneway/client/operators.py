@@ -13,7 +13,7 @@ from laneway.client.values import Explanation, LaneStatus, Model, Region, Route,
 from laneway.core.fleet import Plan
 from laneway.core.lanes import Lane
 from laneway.runtime.wire import enums
-from laneway.runtime.wire.records import plan_from_proto
+from laneway.runtime.wire.plans import plan_from_proto
 from laneway.v1 import routing_pb2, routing_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 PAGE_SIZE = 100

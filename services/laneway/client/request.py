@@ -56,6 +56,8 @@ class RequestFields(TypedDict, total=False):
     grammar: str
     adapter: str
     cache_salt: str
+    session_id: str  # requests of one session meet the same worker's caches, if they can
+    route: str  # a name for this kind of request: how long its answers get is learned
     # contract
     lane: Lane | str
     ttft_target_s: float
@@ -88,7 +90,12 @@ def lane_of(fields: RequestFields) -> Lane:
 def build_spec(fields: RequestFields, now_s: float) -> task_pb2.JobSpec:
     """The JobSpec of a request. InvalidRequest names the argument that no message can carry."""
     try:
-        return task_pb2.JobSpec(model=fields["model"], generate=_task(fields), contract=_contract(fields, now_s))
+        return task_pb2.JobSpec(
+            model=fields["model"],
+            generate=_task(fields),
+            contract=_contract(fields, now_s),
+            route=fields.get("route", ""),
+        )
     except (TypeError, ValueError, OverflowError) as error:  # out of range or of the wrong kind for its wire field
         raise InvalidRequest(f"the request cannot be sent: {error}") from None
 
@@ -102,6 +109,7 @@ def _task(fields: RequestFields) -> task_pb2.GenerateTask:
         ],
         adapter=fields.get("adapter", ""),
         cache_salt=fields.get("cache_salt", ""),
+        session_id=fields.get("session_id", ""),
     )
     _set_prompt(task, fields)
     if "tool_choice" in fields:

@@ -28,6 +28,7 @@ def digest_to_proto(digest: RegionDigest) -> pb.RegionDigest:
                 free_slots=model.free_slots,
                 ttft_eta=duration_of(model.ttft_eta_s),
                 batch_eta=duration_of(model.batch_eta_s),
+                hot_prefixes=model.hot_prefixes,
             )
             for model in digest.models
         ],
@@ -51,6 +52,7 @@ def digest_from_proto(message: pb.RegionDigest) -> RegionDigest:
                 free_slots=model.free_slots,
                 ttft_eta_s=span_s(model.ttft_eta),
                 batch_eta_s=span_s(model.batch_eta),
+                hot_prefixes=tuple(model.hot_prefixes),
             )
             for model in message.models
         ),

@@ -81,6 +81,8 @@ def pool_of(model: ModelSettings) -> Pool:
         decode_tokens_per_s=model.decode_tokens_per_s,
         price_per_million_prompt_tokens=model.price_per_million_prompt_tokens,
         price_per_million_completion_tokens=model.price_per_million_completion_tokens,
+        home_slots=model.workers if model.home_slots is None else model.home_slots,
+        bulk=model.bulk,
     )
 
 

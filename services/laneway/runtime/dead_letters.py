@@ -18,7 +18,7 @@ from laneway.runtime.headers import MSG_ID
 from laneway.runtime.reading import StoredMessage, next_from_leader
 from laneway.runtime.walking import Place, Walk
 from laneway.runtime.wire.dead_letters import decode_dead_letter, encode_dead_letter
-from laneway.runtime.wire.records import UnreadableMessage
+from laneway.runtime.wire.reading import UnreadableMessage
 
 SCAN_MAX = 1000  # letters read for one page; a filter that matches little gives shorter pages, not longer waits
 READ_AT_ONCE = 16  # letters that a list or purge holds whole; each may be as large as a message

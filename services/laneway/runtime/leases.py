@@ -22,7 +22,8 @@ from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.headers import TTL
 from laneway.runtime.link import LinkWatch
 from laneway.runtime.reading import last_message, subject_list
-from laneway.runtime.wire.records import UnreadableMessage, decode_lease, encode_lease
+from laneway.runtime.wire.reading import UnreadableMessage
+from laneway.runtime.wire.records import decode_lease, encode_lease
 
 KV_OPERATION = "KV-Operation"
 

@@ -22,7 +22,8 @@ from laneway.core.fleet import Plan
 from laneway.runtime.bus import Bus, BusError, WrongSequence
 from laneway.runtime.headers import EXPECTED_SUBJECT_SEQUENCE, TIME_STAMP
 from laneway.runtime.reading import StoredMessage, last_from_leader, last_message
-from laneway.runtime.wire.records import UnreadableMessage, decode_plan, encode_plan
+from laneway.runtime.wire.plans import decode_plan, encode_plan
+from laneway.runtime.wire.reading import UnreadableMessage
 
 PUBLISH_ATTEMPTS = 4
 

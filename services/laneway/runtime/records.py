@@ -33,7 +33,8 @@ from laneway.runtime.headers import (
     ack_sequence,
 )
 from laneway.runtime.reading import last_from_leader, last_message, subject_list
-from laneway.runtime.wire.records import UnreadableMessage, decode_record, encode_record
+from laneway.runtime.wire.reading import UnreadableMessage
+from laneway.runtime.wire.records import decode_record, encode_record
 
 RETENTION_S = 86_400.0
 REFUSED_RETENTION_S = 3_600.0

@@ -16,7 +16,8 @@ from laneway.core.job import GenerateTask, JobRecord, LaneJob, QueuedJob, Result
 from laneway.core.objects import TASK, ObjectName, ObjectRef, result_kind
 from laneway.runtime.objects import ObjectStore
 from laneway.runtime.records import RETENTION_S, TTL_S_MAX
-from laneway.runtime.wire.records import UnreadableMessage, decode_result, decode_task, encode_result, encode_task
+from laneway.runtime.wire.reading import UnreadableMessage
+from laneway.runtime.wire.records import decode_result, decode_task, encode_result, encode_task
 
 INLINE_BYTES_MAX = 512 * 1024  # of a serialised task in a lane message
 READS_AT_ONCE = 4  # objects that one process holds while it decodes them

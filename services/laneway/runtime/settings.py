@@ -253,6 +253,9 @@ class ModelSettings(Section, frozen=True):
     price_per_million_prompt_tokens: Price = 0.0
     price_per_million_completion_tokens: Price = 0.0
     engine_options: EngineOptions | None = None  # unset: worker.engine_options
+    home_slots: Annotated[int, Meta(ge=0, le=64)] | None = None  # affinity slots; unset: as many as workers; 0: none
+    bulk: bool = False  # lower-lane prompts may be submitted whole where the engine has no prefix cache
+    profile: str = ""  # of the engine, as `laneway calibrate engine` writes it: prior of step times and KV capacity
 
     def __post_init__(self) -> None:
         if self.max_tokens_default >= self.context_length:

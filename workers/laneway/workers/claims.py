@@ -21,7 +21,7 @@ from laneway.core.job import Attempt, JobError, JobRecord, strikes
 from laneway.core.lanes import JobState, Phase
 from laneway.runtime.bus import PublishUnknown, WrongSequence
 from laneway.runtime.records import RecordStore, StoredRecord
-from laneway.runtime.wire.records import UnreadableMessage
+from laneway.runtime.wire.reading import UnreadableMessage
 from laneway.workers.retries import Retries, least_service_s
 
 STRIKES_MAX = 3  # failed starts of a job after which it is not tried again

@@ -25,7 +25,8 @@ from laneway.runtime.bus import BusError, PayloadTooLarge, WrongSequence
 from laneway.runtime.clock import SYSTEM_RANDOM
 from laneway.runtime.records import RecordStore, StoredRecord
 from laneway.runtime.references import References
-from laneway.runtime.wire.records import UnreadableMessage, encode_record
+from laneway.runtime.wire.reading import UnreadableMessage
+from laneway.runtime.wire.records import encode_record
 from laneway.workers import messages
 
 BACKOFF_S_MIN = 0.05

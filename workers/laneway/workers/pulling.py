@@ -37,7 +37,7 @@ from laneway.policy.pull import (
 )
 from laneway.runtime.bus import BusError
 from laneway.runtime.puller import Delivery, LanePuller
-from laneway.runtime.wire.records import UnreadableMessage
+from laneway.runtime.wire.reading import UnreadableMessage
 from laneway.workers.ackwait import AckWait
 from laneway.workers.claims import Nak
 from laneway.workers.deliveries import answer

@@ -11,6 +11,7 @@ from laneway.core.dead_letters import DeadLetter
 from laneway.core.job import SCHEMA, GenerateTask, JobRecord
 from laneway.core.lanes import OnDisconnect
 from laneway.runtime.wire import enums, jobs, records
+from laneway.runtime.wire.reading import UnreadableMessage, parse_message
 from laneway.runtime.wire.times import timestamp_of, unix_s
 from laneway.v1 import admission_pb2, bus_pb2, task_pb2
 
@@ -32,17 +33,17 @@ def encode_dead_letter(record: JobRecord, message: bytes, died_s: float) -> byte
 def decode_dead_letter(data: bytes, *, listed: bool = False) -> DeadLetter:
     """`listed`: without its job, whose prompt alone takes longer than all the rest. Raises UnreadableMessage."""
     message = bus_pb2.StoredDeadLetter()
-    records.parse_message(message, data, "dead letter")
+    parse_message(message, data, "dead letter")
     records.check_schema(message.schema, "dead letter")
     try:
         record = records.record_from_proto(message.record)
     except (KeyError, ValueError) as error:
-        raise records.UnreadableMessage(f"the dead letter holds an unknown value: {error}") from None
+        raise UnreadableMessage(f"the dead letter holds an unknown value: {error}") from None
     job = None
     if message.HasField("message"):
         if listed and message.message.HasField("task"):
             message.message.task.ClearField("tokens")
-        with contextlib.suppress(records.UnreadableMessage):  # the letter is worth seeing without
+        with contextlib.suppress(UnreadableMessage):  # the letter is worth seeing without
             job = records.decode_lane_job(message.message.SerializeToString())
     if listed:
         return DeadLetter(record, None, unix_s(message.died_at), left_out=job is not None)

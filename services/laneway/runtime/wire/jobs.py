@@ -86,6 +86,9 @@ def verdict_to_proto(verdict: Verdict) -> common_pb2.Verdict:
         region=verdict.region,
         pool=verdict.pool,
         cost=verdict.cost,
+        ttft_bound=duration_of(verdict.ttft_bound_s),
+        completion_bound=duration_of(verdict.completion_bound_s),
+        facts=dict(verdict.facts),
     )
 
 
@@ -103,6 +106,9 @@ def verdict_from_proto(message: common_pb2.Verdict) -> Verdict:
         hold_until_s=unix_s(message.hold_until) if message.HasField("hold_until") else None,
         retry_after_s=span_s(message.retry_after) if message.HasField("retry_after") else None,
         cost=message.cost,
+        ttft_bound_s=span_s(message.ttft_bound) if message.HasField("ttft_bound") else None,
+        completion_bound_s=span_s(message.completion_bound) if message.HasField("completion_bound") else None,
+        facts=tuple(sorted(message.facts.items())),
     )
 
 
@@ -255,6 +261,7 @@ def task_to_proto(task: GenerateTask) -> task_pb2.GenerateTask:
         response_format=_format_to_proto(task),
         adapter=task.adapter,
         cache_salt=task.cache_salt,
+        session_id=task.session_id,
     )
 
 
@@ -269,6 +276,7 @@ def task_from_proto(message: task_pb2.GenerateTask) -> GenerateTask:
         grammar=wanted.grammar,
         adapter=message.adapter,
         cache_salt=message.cache_salt,
+        session_id=message.session_id,
     )
 
 

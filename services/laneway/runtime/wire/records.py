@@ -1,4 +1,4 @@
-"""Durable and internal messages as bytes: job records, lane messages, leases, plans.
+"""Durable and internal messages as bytes: job records, lane messages, leases.
 
 Durable messages carry a schema number; readers take the present one and the one before. What cannot be read raises
 UnreadableMessage, and whoever pulled it decides (a worker terminates the message and counts it).
@@ -6,9 +6,7 @@ UnreadableMessage, and whoever pulled it decides (a worker terminates the messag
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError, Message
-
-from laneway.core.fleet import LanePlan, Plan, PoolPlan, TenantDepth, WorkerLease, WorkerState
+from laneway.core.fleet import WorkerLease, WorkerState
 from laneway.core.job import (
     SCHEMA,
     SCHEMA_BY_REFERENCE,
@@ -22,14 +20,12 @@ from laneway.core.job import (
 )
 from laneway.core.objects import ObjectRef
 from laneway.runtime.wire import enums, jobs
-from laneway.runtime.wire.times import duration_of, span_s, timestamp_of, unix_s
-from laneway.v1 import bus_pb2, scheduler_pb2, task_pb2
+from laneway.runtime.wire.plans import step_times_from_proto, step_times_to_proto
+from laneway.runtime.wire.reading import UnreadableMessage, parse_message
+from laneway.runtime.wire.times import timestamp_of, unix_s
+from laneway.v1 import bus_pb2, task_pb2
 
 _RECORD_TAG = bytes([bus_pb2.LaneMessage.RECORD_FIELD_NUMBER << 3 | 2])  # a field of a known length
-
-
-class UnreadableMessage(ValueError):
-    """A stored message is malformed or of a schema that this release does not read."""
 
 
 def encode_record(record: JobRecord) -> bytes:
@@ -136,6 +132,9 @@ def record_to_proto(record: JobRecord) -> bus_pb2.JobRecord:
         origin=record.origin,
         requeued_from=record.requeued_from,
         result_object=_object_to_proto(record.result_object) if record.result_object else None,
+        route=record.route,
+        affinity_key=record.affinity_key,
+        home=record.home,
     )
 
 
@@ -176,6 +175,9 @@ def record_from_proto(message: bus_pb2.JobRecord) -> JobRecord:
         origin=message.origin,
         requeued_from=message.requeued_from,
         result_object=_object_from_proto(message.result_object) if message.HasField("result_object") else None,
+        route=message.route,
+        affinity_key=message.affinity_key,
+        home=message.home,
     )
 
 
@@ -214,6 +216,14 @@ def encode_lease(lease: WorkerLease) -> bytes:
         capabilities=lease.capabilities,
         running_by_lane={int(enums.LANE_TO_WIRE[lane]): count for lane, count in lease.running_by_lane.items()},
         process_id=lease.process_id,
+        home=lease.home,
+        step_times=step_times_to_proto(lease.step_times),
+        lower_tokens_per_s=lease.lower_tokens_per_s,
+        priority_tpot_p95_s=lease.priority_tpot_p95_s,
+        theta=lease.theta,
+        hot_prefixes=lease.hot_prefixes,
+        block_tokens=lease.block_tokens,
+        lower_places=lease.lower_places,
     ).SerializeToString()
 
 
@@ -244,110 +254,17 @@ def decode_lease(data: bytes) -> WorkerLease:
             capabilities=tuple(message.capabilities),
             running_by_lane={enums.LANE_FROM_WIRE[lane]: count for lane, count in message.running_by_lane.items()},
             process_id=message.process_id,
+            home=message.home,
+            step_times=step_times_from_proto(message.step_times),
+            lower_tokens_per_s=message.lower_tokens_per_s,
+            priority_tpot_p95_s=message.priority_tpot_p95_s,
+            theta=message.theta,
+            hot_prefixes=tuple(message.hot_prefixes),
+            block_tokens=message.block_tokens,
+            lower_places=message.lower_places,
         )
     except (KeyError, ValueError) as error:
         raise UnreadableMessage(f"the worker lease holds an unknown value: {error}") from None
-
-
-# --- plans -----------------------------------------------------------------------------------------
-
-
-def encode_plan(plan: Plan) -> bytes:
-    return plan_to_proto(plan).SerializeToString()
-
-
-def decode_plan(data: bytes) -> Plan:
-    message = scheduler_pb2.Plan()
-    parse_message(message, data, "plan")
-    try:
-        return plan_from_proto(message)
-    except (KeyError, ValueError) as error:
-        raise UnreadableMessage(f"the plan holds an unknown value: {error}") from None
-
-
-def plan_to_proto(plan: Plan) -> scheduler_pb2.Plan:
-    return scheduler_pb2.Plan(
-        region=plan.region,
-        epoch=plan.epoch,
-        version=plan.version,
-        made_at=timestamp_of(plan.made_s),
-        valid_until=timestamp_of(plan.valid_until_s),
-        pools=[_pool_to_proto(pool) for pool in plan.pools],
-        paused=sorted(enums.LANE_TO_WIRE[lane] for lane in plan.paused),
-        tenants=[
-            scheduler_pb2.TenantDepth(tenant=each.tenant, lane=enums.LANE_TO_WIRE[each.lane], open=each.open)
-            for each in plan.tenants
-        ],
-        counted_before=plan.counted_before,
-    )
-
-
-def plan_from_proto(message: scheduler_pb2.Plan) -> Plan:
-    return Plan(
-        region=message.region,
-        epoch=message.epoch,
-        version=message.version,
-        made_s=unix_s(message.made_at),
-        valid_until_s=unix_s(message.valid_until),
-        pools=tuple(_pool_from_proto(pool) for pool in message.pools),
-        paused=frozenset(enums.LANE_FROM_WIRE[lane] for lane in message.paused),
-        tenants=tuple(TenantDepth(t.tenant, enums.LANE_FROM_WIRE[t.lane], t.open) for t in message.tenants),
-        counted_before=message.counted_before,
-    )
-
-
-def _pool_to_proto(pool: PoolPlan) -> scheduler_pb2.PoolPlan:
-    return scheduler_pb2.PoolPlan(
-        pool=pool.pool,
-        workers=pool.workers,
-        slots=pool.slots,
-        free_slots=pool.free_slots,
-        kv_tokens=pool.kv_tokens,
-        free_kv_tokens=pool.free_kv_tokens,
-        prefill_tokens_per_s=pool.prefill_tokens_per_s,
-        decode_tokens_per_s=pool.decode_tokens_per_s,
-        service_s=pool.service_s,
-        desired_workers=pool.desired_workers,
-        lanes=[
-            scheduler_pb2.LanePlan(
-                lane=enums.LANE_TO_WIRE[lane.lane],
-                ready=lane.ready,
-                running=lane.running,
-                parked=lane.parked,
-                parked_device_s=lane.parked_device_s,
-                limit=lane.limit,
-                oldest_wait=duration_of(lane.oldest_wait_s or None),
-            )
-            for lane in pool.lanes
-        ],
-    )
-
-
-def _pool_from_proto(message: scheduler_pb2.PoolPlan) -> PoolPlan:
-    return PoolPlan(
-        pool=message.pool,
-        workers=message.workers,
-        slots=message.slots,
-        free_slots=message.free_slots,
-        kv_tokens=message.kv_tokens,
-        free_kv_tokens=message.free_kv_tokens,
-        prefill_tokens_per_s=message.prefill_tokens_per_s,
-        decode_tokens_per_s=message.decode_tokens_per_s,
-        service_s=message.service_s,
-        desired_workers=message.desired_workers,
-        lanes=tuple(
-            LanePlan(
-                lane=enums.LANE_FROM_WIRE[lane.lane],
-                ready=lane.ready,
-                running=lane.running,
-                parked=lane.parked,
-                parked_device_s=lane.parked_device_s,
-                limit=lane.limit,
-                oldest_wait_s=span_s(lane.oldest_wait),
-            )
-            for lane in message.lanes
-        ),
-    )
 
 
 def _varint_bytes(number: int) -> bytes:
@@ -358,13 +275,6 @@ def _varint_bytes(number: int) -> bytes:
         number >>= 7
     written.append(number)
     return bytes(written)
-
-
-def parse_message(message: Message, data: bytes, what: str) -> None:
-    try:
-        message.ParseFromString(data)
-    except DecodeError:
-        raise UnreadableMessage(f"the {what} is not a valid protobuf message") from None
 
 
 def check_schema(schema: int, what: str) -> None:

@@ -24,6 +24,7 @@ from laneway.runtime.wire.prompts import parse_prompt
 from laneway.runtime.wire.sampling import FormatRequest, SamplingRequest, parse_format, parse_sampling
 from laneway.v1 import task_pb2
 
+SESSION_ID_LENGTH_MAX = 128  # characters
 _GENERATE = "spec.generate"
 _REPEATED_BYTES_MAX = 256  # of a sampling that is remembered
 
@@ -40,6 +41,8 @@ class ParsedSpec(Struct, frozen=True):
     needs: tuple[Need, ...]
     adapter: str = ""
     cache_salt: str = ""
+    route: str = ""
+    session_id: str = ""
 
     @property
     def max_tokens(self) -> int | None:
@@ -60,6 +63,7 @@ class ParsedSpec(Struct, frozen=True):
             grammar=self.format.grammar,
             adapter=self.adapter,
             cache_salt=self.cache_salt,
+            session_id=self.session_id,
         )
 
 
@@ -93,6 +97,8 @@ def parse_spec(
         contract=contract,
         adapter=adapter,
         cache_salt=cache_salt,
+        route=checks.token(spec.route, "spec.route") if spec.route else "",
+        session_id=_session_id(task),
         needs=tuple(needs),
     )
 
@@ -184,6 +190,13 @@ def _parse_tools(task: task_pb2.GenerateTask, needs: list[Need]) -> None:
             checks.refuse(f"{field}.mode", f"is {task.tool_choice.mode}, which is no value of this enum")
         case _:
             needs.append(Need("tools", field))
+
+
+def _session_id(task: task_pb2.GenerateTask) -> str:
+    field = f"{_GENERATE}.session_id"
+    if len(task.session_id) > SESSION_ID_LENGTH_MAX:
+        checks.refuse(field, f"is longer than {SESSION_ID_LENGTH_MAX} characters")
+    return checks.text(task.session_id, field)
 
 
 def _named(value: str, ability: str, field: str, needs: list[Need]) -> str:

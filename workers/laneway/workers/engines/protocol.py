@@ -74,6 +74,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     kv_tokens_used: int = 0
     steps: int = 0
     busy_s: float = 0.0  # time spent in steps
+    prefilled_tokens: int = 0  # prompt tokens computed since the start, those found in the prefix cache left out
+    decoded_tokens: int = 0  # tokens given since the start
+    decoding: int = 0  # sequences in the batch that have their first token
 
 
 class EngineCapacity(msgspec.Struct, frozen=True, array_like=True):
@@ -84,6 +87,8 @@ class EngineCapacity(msgspec.Struct, frozen=True, array_like=True):
     context_length: int  # prompt + output of one sequence
     vocabulary_size: int
     block_tokens: int = 1  # KV is taken in blocks of this size
+    chunk_tokens: int = 0  # most prompt tokens of one step; 0: not known
+    paged: bool = False  # KV is taken as sequences grow, and one is evicted where it runs out; else reserved up front
 
 
 class StepSink(Protocol):
