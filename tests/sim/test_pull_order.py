@@ -13,7 +13,7 @@ import pytest
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import LaneView, MakeRoom, PullParams, Room, Start, Turns, next_step, started
 
-WIDE = PullParams(lower_prefills_max=64)
+WIDE = PullParams()
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ModelWorker:
 
     def room(self) -> Room:
         used = sum(job.kv_tokens for _, _, job in self.running)
-        return Room(self.slots - len(self.running), self.kv_tokens - used, self.job_tokens_max)
+        return Room(self.slots - len(self.running), self.kv_tokens - used, self.job_tokens_max, 64, 64)
 
     def work(self) -> None:
         while (step := next_step(views := self.views(), self.room(), self.turns, self.params)) is not None:
@@ -117,7 +117,7 @@ def test_a_priority_job_behind_400_batch_jobs_starts_before_any_further_batch_jo
 
 @pytest.mark.parametrize("floor_turns", [2, 5, 10, 20])
 def test_the_lower_lanes_get_their_floor_under_saturating_priority(floor_turns: int):
-    worker = ModelWorker(slots=4, kv_tokens=100_000, params=PullParams(floor_turns=floor_turns, lower_prefills_max=64))
+    worker = ModelWorker(slots=4, kv_tokens=100_000, params=PullParams(floor_turns=floor_turns))
     worker.publish(*jobs(Lane.PRIORITY, 2000), *jobs(Lane.DEFERRABLE, 2000), *jobs(Lane.BATCH, 2000))
     while len(worker.order) < 1000:
         worker.advance()

@@ -22,7 +22,7 @@ from laneway.policy.preempt import PreemptParams
 from laneway.policy.pull import PullParams
 from laneway.runtime.puller import Delivery, LanePuller
 from laneway.workers.engines.protocol import EngineCapacity
-from laneway.workers.floor import Floor
+from laneway.workers.floor import Floor, PlainGate
 from laneway.workers.ledger import Seat, Seats
 from laneway.workers.outcomes import Kind, Outcome
 from laneway.workers.pulling import PullLoop
@@ -215,7 +215,8 @@ class Region:
             {lane: cast(LanePuller, ModelPuller(self, lane)) for lane in LANES},
             seats,
             cast(Floor, floor),
-            self._pull,
+            PlainGate(floor.lower_prefills, lambda: self._pull),
+            lambda: self._pull,
             CLOCK,
             ack_wait_s=dict.fromkeys(LANES, 3.0),
             fallback_s=0.25,

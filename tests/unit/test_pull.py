@@ -20,8 +20,24 @@ from laneway.policy.pull import (
     started,
 )
 
-PARAMS = PullParams(floor_turns=10, deferrable_per_batch=4, lower_prefills_max=64)
-WIDE = Room(slots=8, kv_tokens=8000, job_tokens_max=1000)
+PARAMS = PullParams(floor_turns=10, deferrable_per_batch=4)
+
+
+def room_of(
+    slots: int,
+    kv_tokens: int,
+    job_tokens_max: int,
+    *,
+    lower: int = 64,
+    reserved: int = 0,
+    kv: int = 0,
+    yields: bool = False,
+) -> Room:
+    """`lower`: places that the gate has for lower lanes, a due floor included."""
+    return Room(slots, kv_tokens, job_tokens_max, lower, lower, reserved, kv, yields)
+
+
+WIDE = room_of(8, 8000, 1000)
 
 
 def lanes(*waiting: Lane, paused: tuple[Lane, ...] = (), staged: dict[Lane, int] | None = None) -> list[LaneView]:
@@ -39,8 +55,8 @@ def test_a_lane_without_a_hint_is_not_asked():
 
 
 def test_nothing_is_pulled_without_a_free_slot_or_free_kv():
-    assert next_step(lanes(*LANES), Room(0, 8000, 1000), Turns(), PARAMS) is None
-    assert next_step(lanes(*LANES), Room(8, 0, 1000), Turns(), PARAMS) is None
+    assert next_step(lanes(*LANES), room_of(0, 8000, 1000), Turns(), PARAMS) is None
+    assert next_step(lanes(*LANES), room_of(8, 0, 1000), Turns(), PARAMS) is None
 
 
 def test_a_paused_lane_is_neither_pulled_nor_started():
@@ -49,7 +65,7 @@ def test_a_paused_lane_is_neither_pulled_nor_started():
 
 
 def test_a_pull_stops_where_the_floor_begins():
-    assert next_step(lanes(*LANES), Room(64, 10**6, 1000), Turns(priority_run=6), PARAMS) == Pull(Lane.PRIORITY, 3)
+    assert next_step(lanes(*LANES), room_of(64, 10**6, 1000), Turns(priority_run=6), PARAMS) == Pull(Lane.PRIORITY, 3)
 
 
 def test_the_floor_gives_one_turn_to_a_starved_lane():
@@ -78,68 +94,91 @@ def test_deferrable_and_batch_share_four_to_one():
 
 
 def test_no_more_is_pulled_than_would_fit_at_the_largest_size():
-    assert next_step(lanes(Lane.BATCH), Room(8, 2500, 1000), Turns(), PARAMS) == Pull(Lane.BATCH, 2)
-    assert next_step(lanes(Lane.BATCH), Room(8, 400, 1000), Turns(), PARAMS) == Pull(Lane.BATCH, 1)
+    assert next_step(lanes(Lane.BATCH), room_of(8, 2500, 1000), Turns(), PARAMS) == Pull(Lane.BATCH, 2)
+    assert next_step(lanes(Lane.BATCH), room_of(8, 400, 1000), Turns(), PARAMS) == Pull(Lane.BATCH, 1)
 
 
 def test_a_staged_job_starts_as_soon_as_it_fits():
     view = lanes(Lane.BATCH, staged={Lane.BATCH: 300})
-    assert next_step(view, Room(1, 299, 1000), Turns(), PARAMS) is None
-    assert next_step(view, Room(1, 300, 1000), Turns(), PARAMS) == Start(Lane.BATCH)
+    assert next_step(view, room_of(1, 299, 1000), Turns(), PARAMS) is None
+    assert next_step(view, room_of(1, 300, 1000), Turns(), PARAMS) == Start(Lane.BATCH)
 
 
 def test_priority_never_waits_behind_a_staged_lower_job():
     view = lanes(Lane.PRIORITY, staged={Lane.BATCH: 900, Lane.DEFERRABLE: 900})
     for run in (0, 9, 50):
-        assert next_step(view, Room(2, 500, 1000), Turns(priority_run=run), PARAMS) == Pull(Lane.PRIORITY, 1)
+        assert next_step(view, room_of(2, 500, 1000), Turns(priority_run=run), PARAMS) == Pull(Lane.PRIORITY, 1)
 
 
 @pytest.mark.parametrize("run", [0, 9, 50])
 def test_nothing_takes_the_kv_that_a_staged_priority_job_waits_for(run: int):
     view = lanes(*LANES, staged={Lane.PRIORITY: 900, Lane.BATCH: 100})
-    assert next_step(view, Room(2, 500, 1000), Turns(priority_run=run), PARAMS) is None
-    assert next_step(view, Room(2, 900, 1000), Turns(priority_run=run), PARAMS) == Start(Lane.PRIORITY)
+    assert next_step(view, room_of(2, 500, 1000), Turns(priority_run=run), PARAMS) is None
+    assert next_step(view, room_of(2, 900, 1000), Turns(priority_run=run), PARAMS) == Start(Lane.PRIORITY)
 
 
 def test_a_staged_lower_job_holds_back_the_lower_lane_behind_it():
     view = lanes(Lane.BATCH, staged={Lane.DEFERRABLE: 900})
-    assert next_step(view, Room(2, 500, 1000), Turns(), PARAMS) is None
+    assert next_step(view, room_of(2, 500, 1000), Turns(), PARAMS) is None
 
 
 def test_lower_lanes_leave_the_reserved_slots_to_priority():
-    params = PullParams(priority_reserved_slots=2, lower_prefills_max=64)
     view = lanes(Lane.BATCH)
-    assert next_step(view, Room(5, 8000, 1000), Turns(), params) == Pull(Lane.BATCH, 3)
-    assert next_step(view, Room(2, 8000, 1000), Turns(), params) is None
-    assert next_step(lanes(Lane.PRIORITY), Room(2, 8000, 1000), Turns(), params) == Pull(Lane.PRIORITY, 2)
+    assert next_step(view, room_of(5, 8000, 1000, reserved=2), Turns(), PARAMS) == Pull(Lane.BATCH, 3)
+    two = room_of(2, 8000, 1000, reserved=2)
+    assert next_step(view, two, Turns(), PARAMS) is None
+    assert next_step(lanes(Lane.PRIORITY), two, Turns(), PARAMS) == Pull(Lane.PRIORITY, 2)
     staged = lanes(staged={Lane.BATCH: 10})
-    assert next_step(staged, Room(2, 8000, 1000), Turns(), params) is None
-    assert next_step(staged, Room(3, 8000, 1000), Turns(), params) == Start(Lane.BATCH)
+    assert next_step(staged, two, Turns(), PARAMS) is None
+    assert next_step(staged, room_of(3, 8000, 1000, reserved=2), Turns(), PARAMS) == Start(Lane.BATCH)
 
 
-def test_a_due_floor_may_use_a_reserved_slot():
-    params = PullParams(priority_reserved_slots=2)
-    assert next_step(lanes(*LANES), Room(1, 8000, 1000), Turns(priority_run=9), params) == Pull(Lane.DEFERRABLE, 1)
+def test_lower_lanes_leave_the_reserved_kv_to_priority():
+    room = room_of(8, 3000, 1000, kv=1000)
+    assert next_step(lanes(Lane.BATCH), room, Turns(), PARAMS) == Pull(Lane.BATCH, 2)
+    assert next_step(lanes(Lane.PRIORITY), room, Turns(), PARAMS) == Pull(Lane.PRIORITY, 3)
+    assert next_step(lanes(staged={Lane.BATCH: 2001}), room, Turns(), PARAMS) is None
+    assert next_step(lanes(staged={Lane.BATCH: 2000}), room, Turns(), PARAMS) == Start(Lane.BATCH)
+    assert next_step(lanes(Lane.BATCH), room_of(8, 1000, 1000, kv=1000), Turns(), PARAMS) is None
 
 
-@pytest.mark.parametrize("prefilling", [0, 1, 2, 3])
+def test_a_due_floor_may_use_what_is_reserved():
+    room = room_of(1, 500, 1000, reserved=1, kv=500)
+    due = Turns(priority_run=9)
+    assert next_step(lanes(*LANES), room, due, PARAMS) == Pull(Lane.DEFERRABLE, 1)
+    assert next_step(lanes(Lane.PRIORITY, staged={Lane.BATCH: 500}), room, due, PARAMS) == Start(Lane.BATCH)
+
+
+def test_a_due_floor_has_places_of_its_own_from_the_gate():
+    room = Room(4, 8000, 1000, lower_places=0, floor_places=1)
+    assert next_step(lanes(Lane.BATCH), room, Turns(), PARAMS) is None
+    assert next_step(lanes(*LANES), room, Turns(priority_run=9), PARAMS) == Pull(Lane.DEFERRABLE, 1)
+    none = Room(4, 8000, 1000, lower_places=4, floor_places=0)
+    assert next_step(lanes(*LANES), none, Turns(priority_run=9), PARAMS) == Pull(Lane.PRIORITY, 1)
+
+
+def test_a_staged_lower_job_waits_while_the_gate_has_no_place():
+    view = lanes(staged={Lane.BATCH: 10, Lane.DEFERRABLE: 10})
+    assert next_step(view, room_of(4, 8000, 1000, lower=0), Turns(), PARAMS) is None
+
+
+@pytest.mark.parametrize("prefilling", [0, 1, 2])
 def test_lower_lanes_never_queue_inside_the_engine(prefilling: int):
-    params = PullParams(lower_prefills_max=2)
-    room = Room(8, 8000, 1000, lower_prefills=prefilling)
-    step = next_step(lanes(Lane.BATCH), room, Turns(), params)
+    room = room_of(8, 8000, 1000, lower=2 - prefilling)
+    step = next_step(lanes(Lane.BATCH), room, Turns(), PARAMS)
     assert step == (Pull(Lane.BATCH, 2 - prefilling) if prefilling < 2 else None)
-    assert next_step(lanes(*LANES), room, Turns(), params) == Pull(Lane.PRIORITY, 8)
+    assert next_step(lanes(*LANES), room, Turns(), PARAMS) == Pull(Lane.PRIORITY, 8)
 
 
 def test_priority_goes_on_while_a_due_lower_lane_waits_for_a_prefill():
-    room = Room(1, 8000, 1000, lower_prefills=1)
+    room = room_of(1, 8000, 1000, lower=0)
     assert next_step(lanes(*LANES), room, Turns(priority_run=9), PullParams()) == Pull(Lane.PRIORITY, 1)
 
 
 @pytest.mark.parametrize(("slots", "kv"), [(0, 500), (2, 0), (2, 500)])
 def test_without_room_one_priority_job_is_pulled_where_a_run_may_yield_to_it(slots: int, kv: int):
-    full = Room(slots, kv, 1000)
-    yielding = Room(slots, kv, 1000, yields=True)
+    full = room_of(slots, kv, 1000)
+    yielding = room_of(slots, kv, 1000, yields=True)
     staged = lanes(Lane.BATCH, staged={Lane.PRIORITY: 900})
     assert next_step(staged, full, Turns(), PARAMS) is None
     assert next_step(staged, yielding, Turns(), PARAMS) == MakeRoom()
@@ -149,7 +188,7 @@ def test_without_room_one_priority_job_is_pulled_where_a_run_may_yield_to_it(slo
 
 
 def test_nothing_yields_to_a_lower_lane_or_to_a_paused_one():
-    full = Room(0, 0, 1000, yields=True)
+    full = room_of(0, 0, 1000, yields=True)
     assert next_step(lanes(Lane.DEFERRABLE, Lane.BATCH, staged={Lane.BATCH: 10}), full, Turns(), PARAMS) is None
     assert next_step(lanes(*LANES, paused=(Lane.PRIORITY,)), full, Turns(), PARAMS) is None
     held = lanes(Lane.BATCH, paused=(Lane.PRIORITY,), staged={Lane.PRIORITY: 10})
@@ -157,7 +196,7 @@ def test_nothing_yields_to_a_lower_lane_or_to_a_paused_one():
 
 
 def test_what_fits_starts_though_a_run_might_yield():
-    room = Room(1, 900, 1000, yields=True)
+    room = room_of(1, 900, 1000, yields=True)
     assert next_step(lanes(staged={Lane.PRIORITY: 900}), room, Turns(), PARAMS) == Start(Lane.PRIORITY)
     assert next_step(lanes(*LANES), room, Turns(), PARAMS) == Pull(Lane.PRIORITY, 1)
 
@@ -189,7 +228,7 @@ views = st.lists(
         )
     ).map(lambda rest: [*first, *rest])
 )
-rooms = st.builds(Room, st.integers(0, 64), st.integers(0, 100_000), st.integers(1, 4096))
+rooms = st.builds(Room, st.integers(0, 64), st.integers(0, 100_000), st.integers(1, 4096), st.just(64), st.just(64))
 turns_ = st.builds(Turns, st.integers(0, 50), st.integers(0, 50))
 
 

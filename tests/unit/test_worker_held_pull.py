@@ -9,6 +9,7 @@ from laneway.core.clock import ManualClock
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import PullParams
 from laneway.workers.engines.protocol import EngineCapacity
+from laneway.workers.floor import PlainGate
 from laneway.workers.ledger import Seats
 from laneway.workers.pulling import PullLoop
 
@@ -65,9 +66,6 @@ class Floor:
     def may_start(self) -> bool:
         return True
 
-    def lower_prefills(self) -> int:
-        return 0
-
 
 def loop_of(
     servers: dict[Lane, Server],
@@ -77,11 +75,13 @@ def loop_of(
     paused: frozenset[Lane] = frozenset(),
     floor: Floor | None = None,
 ) -> PullLoop:
+    params = PullParams(priority_reserved_slots=reserved)
     return PullLoop(
         servers,  # type: ignore[arg-type]  # answers as a LanePuller does
         seats,
         floor or Floor(),  # type: ignore[arg-type]  # nothing is placed here
-        PullParams(priority_reserved_slots=reserved),
+        PlainGate(lambda: 0, lambda: params),
+        lambda: params,
         ManualClock(),
         ack_wait_s=dict.fromkeys(LANES, 3.0),
         fallback_s=0.01,

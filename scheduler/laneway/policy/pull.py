@@ -12,9 +12,9 @@ that waits here, or nothing. The rules:
   KV). So more than one is asked for at a time only when that many of the largest possible jobs would fit.
 - A staged priority job stops every other start, a due floor included: what they would take is what it waits for.
   A staged lower job stops the lower lanes behind it, and never priority.
-- Lower lanes leave `priority_reserved_slots` free, except where the floor is due: then any free slot is theirs.
-- Lower lanes never queue inside an engine, which cannot be asked to pause a prompt: at most `lower_prefills_max` of
-  their jobs are submitted without having their first token. Priority ignores both limits.
+- Lower lanes start at most `lower_places` jobs (the interference budget, the guard of first tokens: an engine cannot
+  be asked to pause a prompt) and leave `reserved_slots` and `reserved_kv_tokens` free. Where the floor is due they may
+  take any free slot and KV, and start `floor_places` jobs. Priority ignores all of it.
 - Without room nothing is pulled, with one exception: where running lower work may yield (policy.preempt), one priority
   job is pulled and staged, so that it is here alone, and then room is made for it. Many workers that heard of one job
   thus let one run yield, and none when the job is gone to a worker with room.
@@ -37,8 +37,8 @@ from laneway.core.lanes import Lane
 class PullParams:
     floor_turns: int = 10  # of so many started jobs one is a lower lane's while these wait; 0: no floor
     deferrable_per_batch: int = 4  # deferrable jobs for each batch job while both wait
-    priority_reserved_slots: int = 0  # lower lanes leave these free
-    lower_prefills_max: int = 1  # lower-lane jobs of a worker without their first token
+    priority_reserved_slots: int = 0  # lower lanes leave these free; what a plain gate says
+    lower_prefills_max: int = 1  # lower-lane jobs of a worker without their first token; of a plain gate
 
     def __post_init__(self) -> None:
         if not (self.floor_turns == 0 or self.floor_turns >= 2):
@@ -71,7 +71,10 @@ class Room(Struct, frozen=True):
     slots: int  # free sequences
     kv_tokens: int  # free KV tokens
     job_tokens_max: int  # KV tokens of the largest job that can run here
-    lower_prefills: int = 0  # lower-lane jobs that were submitted and have no token yet
+    lower_places: int = 0  # lower-lane jobs that may start now
+    floor_places: int = 0  # the same where the floor is due
+    reserved_slots: int = 0  # that lower lanes leave free, unless the floor is due
+    reserved_kv_tokens: int = 0  # the same in KV tokens
     yields: bool = False  # running lower work may yield its place to a priority job now
 
 
@@ -107,14 +110,16 @@ def next_step(lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullP
         return MakeRoom() if staged else Pull(Lane.PRIORITY, 1)
     if room.slots <= 0 or room.kv_tokens <= 0:
         return None
-    lower_places = _lower_places(lanes, room, turns, params)
+    lower_places, lower_kv_tokens = _lower_room(lanes, room, turns, params)
     for view in _in_order(lanes, turns, params):
-        places = room.slots if view.lane is Lane.PRIORITY else lower_places
-        if places <= 0:
+        priority = view.lane is Lane.PRIORITY
+        places, kv_tokens = (room.slots, room.kv_tokens) if priority else (lower_places, lower_kv_tokens)
+        if places <= 0 or kv_tokens <= 0:
             continue
         if view.staged_tokens is None:
-            return Pull(view.lane, _batch(view.lane, places, lanes, room, turns, params))
-        if view.staged_tokens <= room.kv_tokens:
+            most = min(places, kv_tokens // max(1, room.job_tokens_max))
+            return Pull(view.lane, _batch(view.lane, most, lanes, turns, params))
+        if view.staged_tokens <= kv_tokens:
             return Start(view.lane)
         if view.lane is Lane.PRIORITY:
             return None
@@ -160,15 +165,16 @@ def _in_order(lanes: Sequence[LaneView], turns: Turns, params: PullParams) -> It
                 yield view
 
 
-def _lower_places(lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullParams) -> int:
-    """Most lower-lane jobs that may start now."""
-    reserved = 0 if floor_is_due(lanes, turns, params) else params.priority_reserved_slots
-    return min(room.slots - reserved, params.lower_prefills_max - room.lower_prefills)
+def _lower_room(lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullParams) -> tuple[int, int]:
+    """Most lower-lane jobs that may start now, and the KV tokens that they may take."""
+    if floor_is_due(lanes, turns, params):
+        return min(room.slots, room.floor_places), room.kv_tokens
+    places = min(room.slots - room.reserved_slots, room.lower_places)
+    return places, room.kv_tokens - room.reserved_kv_tokens
 
 
-def _batch(lane: Lane, places: int, lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullParams) -> int:
-    """How many to ask for: no more than fits whatever their size, nor beyond the next lane's turn."""
-    most = min(places, room.kv_tokens // max(1, room.job_tokens_max))
+def _batch(lane: Lane, most: int, lanes: Sequence[LaneView], turns: Turns, params: PullParams) -> int:
+    """How many to ask for: no more than fit whatever their size, nor beyond the next lane's turn."""
     if lane is Lane.PRIORITY:
         if params.floor_turns and _lower_waits(lanes):
             most = min(most, params.floor_turns - 1 - turns.priority_run)

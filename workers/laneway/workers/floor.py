@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from laneway.core.job import QueuedJob
 from laneway.core.lanes import Lane
+from laneway.policy.pull import PullParams
 from laneway.runtime.puller import Delivery
 
 
@@ -22,10 +24,6 @@ class Floor(Protocol):
         """Whether jobs may start now: the engine runs, and nothing runs alone."""
         ...
 
-    def lower_prefills(self) -> int:
-        """Lower-lane jobs without their first token."""
-        ...
-
     def running(self, job_id: str) -> Holder | None:
         """What runs the job here, if anything does."""
         ...
@@ -39,6 +37,63 @@ class Floor(Protocol):
     def dispose_too_large(self, delivery: Delivery, job: QueuedJob) -> None: ...
 
     def dispose_unreadable(self, delivery: Delivery, lane: Lane, why: str) -> None: ...
+
+
+class Gate(Protocol):
+    """How much lower-lane work may join what the engine has. The pull loop asks before each step, and again when the
+    engine stepped, room was freed or `look_in_s` has passed. Calls return at once and change nothing."""
+
+    def lower_places(self) -> int:
+        """Lower-lane jobs that may start now; 0: none, and `why` says what is in the way."""
+        ...
+
+    def floor_places(self) -> int:
+        """The same where the floor of the lower lanes is due: headroom does not count, the guard of first tokens and
+        the debt that the budget may run into still do."""
+        ...
+
+    def reserved_slots(self) -> int:
+        """Slots that lower lanes leave free for priority that may come."""
+        ...
+
+    def reserved_kv_tokens(self) -> int:
+        """KV tokens that lower lanes leave free for the same."""
+        ...
+
+    def look_in_s(self) -> float | None:
+        """When `lower_places` may rise by itself, as credit refills; None: with an event only."""
+        ...
+
+    def why(self) -> str:
+        """UPPER_SNAKE reason while `lower_places` is 0: BUDGET, GUARD, TPOT, HEADROOM."""
+        ...
+
+
+class PlainGate:
+    """Without measurements: so many lower-lane prompts at a time, and a fixed number of slots for priority."""
+
+    def __init__(self, lower_prefills: Callable[[], int], params: Callable[[], PullParams]) -> None:
+        """`lower_prefills`: lower-lane jobs here without their first token."""
+        self._lower_prefills = lower_prefills
+        self._params = params
+
+    def lower_places(self) -> int:
+        return max(0, self._params().lower_prefills_max - self._lower_prefills())
+
+    def floor_places(self) -> int:
+        return self.lower_places()
+
+    def reserved_slots(self) -> int:
+        return self._params().priority_reserved_slots
+
+    def reserved_kv_tokens(self) -> int:
+        return 0
+
+    def look_in_s(self) -> float | None:
+        return None
+
+    def why(self) -> str:
+        return "GUARD"
 
 
 class Relief(Protocol):

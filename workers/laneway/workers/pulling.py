@@ -41,13 +41,13 @@ from laneway.runtime.wire.reading import UnreadableMessage
 from laneway.workers.ackwait import AckWait
 from laneway.workers.claims import Nak
 from laneway.workers.deliveries import answer
-from laneway.workers.floor import Floor, Holder, NoRelief, Relief
+from laneway.workers.floor import Floor, Gate, Holder, NoRelief, Relief
 from laneway.workers.ledger import Seats
 
 # A bell may be ahead of its message: about one pull in 800 made at once after it finds nothing (measured on nats-server
 # 2.15.1). So a rung lane that looks empty is looked at again, without waiting for it: others may have taken the job.
 LOOK_AGAIN_S = (0.002, 0.015)
-RELIEF_GRAIN_S = 0.001  # nobody is kept waiting for less
+GRAIN_S = 0.001  # nobody waits for less
 HELD_PULL_S = 1.0  # how long the server holds a priority pull; a pause or drain takes effect within this
 
 _log = structlog.get_logger(__name__)
@@ -71,7 +71,8 @@ class PullLoop:
         pullers: Mapping[Lane, LanePuller],
         seats: Seats,
         floor: Floor,
-        params: PullParams,
+        gate: Gate,
+        params: Callable[[], PullParams],
         clock: Clock,
         *,
         ack_wait_s: Mapping[Lane, float],
@@ -83,7 +84,8 @@ class PullLoop:
         self._pullers = pullers
         self._seats = seats
         self._floor = floor
-        self._params = params
+        self._gate = gate
+        self._params_now = params
         self._clock = clock
         self._ack_wait_s = ack_wait_s
         self._fallback_s = fallback_s
@@ -100,11 +102,15 @@ class PullLoop:
         self._staged: dict[Lane, Staged] = {}
         self._turns = Turns()
         self._draining = False
-        self._held_back = False  # at the last look a lower lane waited for a prefill to end
+        self._held_back = False  # at the last look the gate let no lower lane in
         self._wake = asyncio.Event()
         self._holding = False  # a priority pull is open at the server, or what it brought was not looked at yet
         self._held_ended = asyncio.Event()
         self._hold_from_s = 0.0  # monotonic
+
+    @property
+    def _params(self) -> PullParams:
+        return self._params_now()
 
     # --- what makes it look --------------------------------------------------------------------------
 
@@ -133,7 +139,7 @@ class PullLoop:
 
     def engine_stepped(self) -> None:
         """A lower-lane job may have got its first token, which lets the next one start."""
-        if self._held_back and self._floor.lower_prefills() < self._params.lower_prefills_max:
+        if self._held_back and self._gate.lower_places() > 0:
             self._wake.set()
 
     @property
@@ -178,7 +184,7 @@ class PullLoop:
     def _hold(self) -> None:
         """Opens a priority pull at the server, if there is a slot for its job that nothing else may take."""
         seats, lane = self._seats, Lane.PRIORITY
-        room = self._params.priority_reserved_slots > 0 and seats.slots_free > 0 and seats.kv_tokens_free > 0
+        room = self._gate.reserved_slots() > 0 and seats.slots_free > 0 and seats.kv_tokens_free > 0
         busy = self._holding or lane in self._staged or lane in self._paused()
         if room and not busy and self._may_pull() and self._clock.monotonic() >= self._hold_from_s:
             self._holding = True
@@ -228,8 +234,9 @@ class PullLoop:
             views = self._views()
             room = self._room(views)
             step = next_step(views, room, self._turns, self._params)
-            self._held_back = room.lower_prefills >= self._params.lower_prefills_max
+            self._held_back = room.lower_places <= 0
             if step is None:
+                self._look_with_the_gate(views)
                 return
             if isinstance(step, Start):
                 staged = self._staged.pop(step.lane)
@@ -239,6 +246,11 @@ class PullLoop:
                 await self._make_room()
             else:
                 await self._pull(step.lane, step.batch, views)
+
+    def _look_with_the_gate(self, views: list[LaneView]) -> None:
+        look_in_s = self._gate.look_in_s() if any(v.wants for v in views if v.lane is not Lane.PRIORITY) else None
+        if look_in_s is not None:
+            self._look_in_s = min(self._look_in_s, max(GRAIN_S, look_in_s))
 
     async def _make_room(self) -> None:
         """One run for one priority job. Where none would do, the job is not kept from other workers."""
@@ -261,7 +273,7 @@ class PullLoop:
             return False
         since_s = staged.since_s if staged is not None else self._wanted_s
         left_s = max(since_s + wait_s, self._relief_from_s) - self._clock.monotonic()
-        if left_s < RELIEF_GRAIN_S:
+        if left_s < GRAIN_S:
             return True
         self._look_in_s = min(self._look_in_s, left_s)
         return False
@@ -320,7 +332,7 @@ class PullLoop:
         tokens = tokens_of(job)
         if not self._seats.can_ever_fit(tokens):
             self._floor.dispose_too_large(delivery, job)
-        elif self._seats.fits(tokens):
+        elif self._has_room(lane, tokens, views):
             self._launch(delivery, job, views)
         elif lane not in self._staged:
             now_s = self._clock.monotonic()
@@ -328,6 +340,19 @@ class PullLoop:
             self._staged[lane] = Staged(delivery, job, tokens, wait, self._asked_s)
         else:
             await answer(delivery, Nak(0.0, "no_room"))
+
+    def _has_room(self, lane: Lane, tokens: int, views: list[LaneView]) -> bool:
+        """Its size is known only now, and an earlier job of the same pull may have used up what the gate allows."""
+        if not self._seats.fits(tokens) or lane is Lane.PRIORITY:
+            return self._seats.fits(tokens)
+        if floor_is_due(views, self._turns, self._params):
+            return self._gate.floor_places() > 0
+        need = self._seats.need(tokens)
+        return self._gate.lower_places() > 0 and need + self._reserve(need) <= self._seats.kv_tokens_free
+
+    def _reserve(self, need: int) -> int:
+        """KV that lower lanes leave free; less for a job which beside it would not fit into an empty engine."""
+        return min(self._gate.reserved_kv_tokens(), self._seats.kv_tokens - need)
 
     def _launch(self, delivery: Delivery, job: QueuedJob, views: list[LaneView]) -> None:
         lane = job.record.contract.lane
@@ -371,8 +396,16 @@ class PullLoop:
         ]
 
     def _room(self, views: list[LaneView]) -> Room:
-        seats = self._seats
-        room = Room(seats.slots_free, seats.kv_tokens_free, seats.largest, self._floor.lower_prefills())
+        seats, gate = self._seats, self._gate
+        room = Room(
+            seats.slots_free,
+            seats.kv_tokens_free,
+            seats.largest,
+            lower_places=gate.lower_places(),
+            floor_places=gate.floor_places(),
+            reserved_slots=gate.reserved_slots(),
+            reserved_kv_tokens=self._reserve(max(v.staged_tokens or 0 for v in views if v.lane is not Lane.PRIORITY)),
+        )
         return replace(room, yields=True) if self._yields(views, room) else room
 
     # --- what is staged ------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ from laneway.workers.emitter import Emitter
 from laneway.workers.endings import Endings
 from laneway.workers.engine_keeper import EngineKeeper
 from laneway.workers.engines.protocol import Engine
+from laneway.workers.floor import PlainGate
 from laneway.workers.ledger import Seats
 from laneway.workers.pulling import PullLoop
 from laneway.workers.rates import Rates
@@ -202,7 +203,8 @@ class Worker:
                 pullers,
                 seats,
                 runs,
-                options.pull,
+                PlainGate(runs.lower_prefills, lambda: options.pull),
+                lambda: options.pull,
                 self._clock,
                 ack_wait_s=options.ack_wait_s,
                 fallback_s=options.pull_fallback_s,
