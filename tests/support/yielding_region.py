@@ -209,7 +209,7 @@ class Region:
         floor = ModelFloor(self, seats)
         pool = cast(Pool, small_catalogue().pool(POOL))
         relief = Yielding(
-            cast(Runs, floor), seats, pool, Rates(), LengthBook(), lambda: self.plan, CLOCK, self._preempt
+            cast(Runs, floor), seats, pool, Rates(), LengthBook(), lambda: self.plan, CLOCK, lambda: self._preempt
         )
         pulls = PullLoop(
             {lane: cast(LanePuller, ModelPuller(self, lane)) for lane in LANES},

@@ -241,7 +241,7 @@ async def test_so_many_releases_are_under_way_at_once():
     parks = [park(f"j{i}") for i in range(count)]
     parked.index.add_all(parks, now_ms=0)
     released: Counter[tuple[str, Lane]] = Counter()
-    acting = Releaser(cast(Any, lanes), parked, DecisionLog(), clock, ReleaseParams(), lambda: True, released)
+    acting = Releaser(cast(Any, lanes), parked, DecisionLog(), clock, ReleaseParams, lambda: True, released)
     await acting.rescue(parks)
     assert released[POOL, Lane.BATCH] == count
     assert lanes.most == releaser.CONCURRENT_MAX

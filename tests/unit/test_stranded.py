@@ -133,7 +133,7 @@ async def test_a_rescue_that_failed_is_asked_for_again(leads: bool):
     clock, lanes = ManualClock(NOW_S), cast(Any, Away())
     parking = Parking(cast(Any, None), "local", clock, lambda: None)
     parking.index.add(parked("over"), now_ms=0)
-    releaser = Releaser(lanes, parking, DecisionLog(), clock, ReleaseParams(), lambda: leads, Counter())
+    releaser = Releaser(lanes, parking, DecisionLog(), clock, ReleaseParams, lambda: leads, Counter())
     again: list[bool] = []
     releaser.on_stranded = lambda: again.append(True)
     await releaser.rescue([parked("over")])

@@ -44,7 +44,7 @@ class Pulled:
 def reparking(lanes: Lanes, plan: Plan | None = None, floor: float = 0.5) -> Reparking:
     clock = ManualClock(wall_s=NOW_S)
     pool = small_catalogue(slots=4, workers=2).pools[0]
-    return Reparking(cast(LaneStore, lanes), pool, lambda: plan, clock, floor)
+    return Reparking(cast(LaneStore, lanes), pool, lambda: plan, clock, lambda: floor)
 
 
 def yielded(**changes: Any) -> JobRecord:

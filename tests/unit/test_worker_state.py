@@ -12,13 +12,14 @@ from laneway.core.catalogue import Capabilities
 from laneway.core.errors import ConfigError
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import PullParams
+from laneway.runtime.params import pull_params
 from laneway.runtime.settings import PolicySettings, Settings, WorkerSettings
 from laneway.workers.ackwait import AckWait
 from laneway.workers.engine_keeper import RESTART_WINDOW_S, RESTARTS_MAX, restart_delay_s
 from laneway.workers.engines.protocol import EngineCapacity
 from laneway.workers.ledger import Seat, Seats
 from laneway.workers.rates import PREFILL_SAMPLE_TOKENS_MIN, Rates
-from laneway.workers.server import check_capabilities, options_of, pull_params
+from laneway.workers.server import check_capabilities, options_of
 from laneway.workers.suspects import Suspects
 from tests.support.nats import small_catalogue
 

@@ -147,7 +147,7 @@ async def test_two_schedulers_that_both_believe_to_lead_release_each_job_once(
         async def race(own: Bus) -> None:
             lanes, clock = LaneStore(own, REGION), SystemClock()
             parking = Parking(own, REGION, clock, lambda: None)
-            releaser = Releaser(lanes, parking, DecisionLog(), clock, ReleaseParams(), lambda: True, released)
+            releaser = Releaser(lanes, parking, DecisionLog(), clock, ReleaseParams, lambda: True, released)
             async with parking.watch(lambda pool, lane: None):
                 await both.wait()
                 await releaser.release(plan)
@@ -248,7 +248,7 @@ async def test_a_job_whose_release_was_called_off_stays_in_the_index(nats_server
     parking = Parking(bus, REGION, SystemClock(), lambda: None)
     released = Counter[tuple[str, Lane]]()
     lanes = LaneStore(bus, REGION)
-    releaser = Releaser(lanes, parking, DecisionLog(), SystemClock(), ReleaseParams(), lambda: False, released)
+    releaser = Releaser(lanes, parking, DecisionLog(), SystemClock(), ReleaseParams, lambda: False, released)
     async with parking.watch(lambda pool, lane: None):
         await releaser.release(Plan(REGION, pools=(pool,)))
         assert not released
@@ -317,7 +317,7 @@ async def test_a_job_released_after_it_was_claimed_elsewhere_is_gone(nats_server
     parking = Parking(bus, REGION, SystemClock(), lambda: None)
     parking.index.add(park, now_ms=0)
     released = Counter[tuple[str, Lane]]()
-    releaser = Releaser(lanes, parking, DecisionLog(), SystemClock(), ReleaseParams(), lambda: True, released)
+    releaser = Releaser(lanes, parking, DecisionLog(), SystemClock(), ReleaseParams, lambda: True, released)
     await releaser.release(Plan(REGION, pools=(PoolPlan(POOL, workers=1, slots=4, free_slots=4),)))
     assert len(parking.index) == 0
     assert not released

@@ -99,20 +99,24 @@ class ObjectRef(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("attempt", "start_index", "owner", "claimed_at", "begun", "yielded_at")
+    __slots__ = ("attempt", "start_index", "owner", "claimed_at", "begun", "yielded_at", "reason", "yield_reason")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     START_INDEX_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_AT_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     YIELDED_AT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    YIELD_REASON_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     start_index: int
     owner: str
     claimed_at: _timestamp_pb2.Timestamp
     begun: bool
     yielded_at: _timestamp_pb2.Timestamp
-    def __init__(self, attempt: _Optional[int] = ..., start_index: _Optional[int] = ..., owner: _Optional[str] = ..., claimed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., begun: _Optional[bool] = ..., yielded_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    reason: str
+    yield_reason: str
+    def __init__(self, attempt: _Optional[int] = ..., start_index: _Optional[int] = ..., owner: _Optional[str] = ..., claimed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., begun: _Optional[bool] = ..., yielded_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., yield_reason: _Optional[str] = ...) -> None: ...
 
 class LaneMessage(_message.Message):
     __slots__ = ("schema", "record", "task", "task_object")

@@ -148,6 +148,8 @@ class Attempt(Struct, frozen=True):
     claimed_s: float
     begun: bool = False  # has_begun reads it
     yielded_s: float = 0.0  # when it gave way to priority work, Unix seconds; 0: it did not
+    reason: str = ""  # how it came to run: LANE, TAKEOVER, a steal's reason, or why its job was released
+    yield_reason: str = ""  # why it gave way, and for which job: NO_SLOT <job>
 
 
 class JobRecord(Struct, frozen=True):
@@ -197,7 +199,7 @@ class IllegalTransition(Exception):
 
 
 def claim(
-    record: JobRecord, owner: str, now_s: float, *, owner_is_dead: bool = False, start_index: int = 0
+    record: JobRecord, owner: str, now_s: float, *, owner_is_dead: bool = False, start_index: int = 0, reason: str = ""
 ) -> JobRecord:
     """The record after `owner` claimed it: RUNNING at attempt + 1.
 
@@ -214,7 +216,7 @@ def claim(
         owner=owner,
         starts=record.starts + 1,
         retries=max(record.retries, strikes(record)),
-        lineage=(*record.lineage, Attempt(attempt, start_index, owner, now_s, begun=attempt == 1)),
+        lineage=(*record.lineage, Attempt(attempt, start_index, owner, now_s, begun=attempt == 1, reason=reason)),
         timings=replace(record.timings, claimed_s=now_s, first_token_s=0.0),
     )
 
@@ -288,11 +290,11 @@ def hand_back(record: JobRecord, owner: str, attempt: int, checkpoint_index: int
 
 
 def give_way(
-    record: JobRecord, owner: str, attempt: int, now_s: float, checkpoint_index: int | None = None
+    record: JobRecord, owner: str, attempt: int, now_s: float, checkpoint_index: int | None = None, reason: str = ""
 ) -> JobRecord:
     """The record after its owner let it yield to priority work: handed back, and counted, since nobody yields often."""
     back = hand_back(record, owner, attempt, checkpoint_index)
-    last = replace(record.lineage[-1], yielded_s=now_s)
+    last = replace(record.lineage[-1], yielded_s=now_s, yield_reason=reason)
     return replace(back, preemptions=record.preemptions + 1, lineage=(*record.lineage[:-1], last))
 
 

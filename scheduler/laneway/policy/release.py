@@ -103,7 +103,7 @@ class Ledger:
     FORGET_AT = 10_000
 
     def __init__(self, params: ReleaseParams) -> None:
-        self._params = params
+        self.params = params
         self._lanes: dict[str, Fair] = {}
         self._tenants: dict[tuple[str, Lane], Fair] = {}
         self._charges = 0
@@ -116,7 +116,7 @@ class Ledger:
 
     def charge(self, release: Release) -> None:
         park = release.park
-        charge(self.lanes(park.pool), self.tenants(park.pool, park.lane), release, self._params)
+        charge(self.lanes(park.pool), self.tenants(park.pool, park.lane), release, self.params)
         self._charges += 1
         if self._charges % self.FORGET_AT == 0:
             for fair in (*self._lanes.values(), *self._tenants.values()):

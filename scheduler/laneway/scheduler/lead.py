@@ -20,11 +20,12 @@ from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
 from laneway.core.fleet import Plan
 from laneway.core.lanes import PARKING_LANES, Lane
-from laneway.policy.release import ReleaseParams
 from laneway.runtime import metrics
 from laneway.runtime.bus import Bus, BusError, OutOfStorage
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseWatcher
+from laneway.runtime.live_policy import LivePolicy
+from laneway.runtime.params import release_params
 from laneway.runtime.records import RecordStore
 from laneway.runtime.settings import Settings
 from laneway.runtime.wire.reading import UnreadableMessage
@@ -69,8 +70,9 @@ class Lead:
         released: Counter[tuple[str, Lane]],
         look_now: asyncio.Event,
         before: Plan | None = None,
+        policy: LivePolicy,
     ) -> None:
-        region, policy, own = settings.region.name, settings.policy, settings.scheduler
+        region, own = settings.region.name, settings.scheduler
         self.plan: Plan | None = None
         self._bus = bus
         self._region = region
@@ -79,17 +81,13 @@ class Lead:
         self._pauses = pauses
         self._look_now = look_now
         self._interval_s = own.plan_interval_s
-        self._floor = policy.lower_lane_floor
+        self._policy = policy
         self._limits = settings.admission.tenant_jobs_max.by_lane
         self._planning_s = 0.0  # of the last look
         self._workers: dict[str, tuple[object, ...]] = {}
         may_act = leadership.held
         lanes = LaneStore(bus, region)
-        params = ReleaseParams(
-            ready_ahead_s=policy.ready_ahead_s,
-            look_s=own.plan_interval_s,
-            weights={Lane.DEFERRABLE: policy.deferrable_weight, Lane.BATCH: policy.batch_weight},
-        )
+        params = policy.derive(lambda values: release_params(values, own.plan_interval_s))
         self.parking = Parking(bus, region, clock, look_now.set, lists)
         self.releaser = Releaser(lanes, self.parking, decisions, clock, params, may_act, released)
         self.planner = Planner(bus, region, catalogue, lanes, leases, clock, valid_s=own.plan_valid_s)
@@ -163,7 +161,7 @@ class Lead:
         await self._pauses.refresh()
         await self.parking.reconcile(await self.planner.read_depths())
         for pool in self.plan.pools if self.plan else ():
-            floor_rate = self._floor * max(1, pool.workers)
+            floor_rate = self._policy.settings.lower_lane_floor * max(1, pool.workers)
             await self._staggerer.stagger(self.parking.index, pool.pool, floor_rate=floor_rate)
 
     # --- workers -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from laneway.core.lanes import Lane
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.clock import SYSTEM_RANDOM
 from laneway.runtime.leases import LeaseWatcher
+from laneway.runtime.live_policy import LivePolicy
 from laneway.runtime.nats_clock import NatsClock
 from laneway.runtime.plans import PlanView
 from laneway.runtime.records import RecordStore
@@ -51,6 +52,7 @@ class Scheduler:
         self.catalogue = catalogue
         self.clock = clock
         self.bus = bus
+        self.policy = LivePolicy(settings.policy)
         self.lead: Lead | None = None  # while this process leads
         self.decisions = DecisionLog()
         self.released: Counter[tuple[str, Lane]] = Counter()
@@ -148,6 +150,7 @@ class Scheduler:
             released=self.released,
             look_now=self._look_now,
             before=self.plans.plan,
+            policy=self.policy,
         )
 
 

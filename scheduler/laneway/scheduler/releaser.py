@@ -46,7 +46,7 @@ class Releaser:
         parking: Parking,
         decisions: DecisionLog,
         clock: Clock,
-        params: ReleaseParams,
+        params: Callable[[], ReleaseParams],
         may_act: Callable[[], bool],
         released: Counter[tuple[str, Lane]],
     ) -> None:
@@ -59,25 +59,26 @@ class Releaser:
         self._params = params
         self._may_act = may_act
         self._released = released
-        self._ledger = Ledger(params)
+        self._ledger = Ledger(params())
         self._free = asyncio.Semaphore(CONCURRENT_MAX)
 
     async def release(self, plan: Plan) -> bool:
         """Decides for every pool and acts; whether more is to be decided at once."""
         now_s = self._clock.now()
+        params = self._ledger.params = self._params()
         index = self._parking.index
         index.wake(int(now_s * 1000))
         chosen: list[Release] = []
         for pool in plan.pools:
-            room = room_of(pool, self._params)
-            some = choose(index, room, self._ledger, now_s=now_s, paused=plan.paused, params=self._params)
+            room = room_of(pool, params)
+            some = choose(index, room, self._ledger, now_s=now_s, paused=plan.paused, params=params)
             for release in some:
                 self._parking.forget(release.park.job)
                 self._ledger.charge(release)
             chosen += some
         self._note_held(plan, now_s)
         await self._act_all(chosen)
-        return len(chosen) >= self._params.releases_max
+        return len(chosen) >= params.releases_max
 
     async def rescue(self, parks: Iterable[ParkSubject]) -> None:
         """Releases jobs whose schedule did not fire, whatever room there is."""
@@ -100,7 +101,7 @@ class Releaser:
         """Why a job is parked at this moment."""
         now_s = self._clock.now()
         pool = plan.pool(park.pool)
-        room = room_of(pool, self._params)
+        room = room_of(pool, self._params())
         reason = why_held(park, room, awake=self._parking.index.awake(park.job), now_s=now_s, paused=plan.paused)
         parked = self._parking.index.count(park.pool, park.lane)
         facts = {

@@ -33,10 +33,10 @@ from laneway.core.job import JobRecord
 from laneway.runtime.auth import Caller
 from laneway.runtime.bus import BusError
 from laneway.runtime.dead_letters import DeadLetterFilter, DeadLetterStore
+from laneway.runtime.live_policy import LivePolicy
 from laneway.runtime.logging import get_logger
 from laneway.runtime.paging import make_token, page_size_of, read_token
 from laneway.runtime.references import References
-from laneway.runtime.settings import PolicySettings
 from laneway.runtime.walking import Place
 from laneway.runtime.wire.contracts import DEADLINE_S_MAX
 from laneway.runtime.wire.dead_letters import requeue_spec
@@ -54,7 +54,7 @@ class DeadLetters:
         admission: Admission,
         references: References,
         catalogue: Catalogue,
-        policy: PolicySettings,
+        policy: LivePolicy,
         chores: Chores,
         clock: Clock,
     ) -> None:
@@ -139,7 +139,9 @@ class DeadLetters:
         now_s = self._clock.now()
         due_s = now_s + min(letter.span_s, DEADLINE_S_MAX) if deadline_s is None else deadline_s
         try:
-            spec = parse_spec(requeue_spec(record, task, due_s), self._catalogue, now_s, self._policy, attached=False)
+            spec = parse_spec(
+                requeue_spec(record, task, due_s), self._catalogue, now_s, self._policy.settings, attached=False
+            )
         except InvalidRequest as error:
             raise _not_requeueable(record.job_id, error) from error
         return Request(

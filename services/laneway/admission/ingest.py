@@ -40,10 +40,10 @@ from laneway.runtime.auth import Caller
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.grpc_errors import job_error_of
 from laneway.runtime.layout import INGEST_CONSUMER
+from laneway.runtime.live_policy import LivePolicy
 from laneway.runtime.logging import get_logger
 from laneway.runtime.puller import Delivery, Puller
 from laneway.runtime.records import RecordExists, RecordStore
-from laneway.runtime.settings import PolicySettings
 from laneway.runtime.wire.requests import parse_spec
 from laneway.v1 import admission_pb2
 
@@ -78,7 +78,7 @@ class Ingest:
         records: RecordStore,
         admission: Admission,
         catalogue: Catalogue,
-        policy: PolicySettings,
+        policy: LivePolicy,
         clock: Clock,
         inflight_max: int,
     ) -> None:
@@ -203,7 +203,7 @@ class Ingest:
         if delivery.deliveries > 1 and (settled := await self._settled_before(arrival)) is not None:
             return settled
         put_lane(request, arrival.lane)
-        spec = parse_spec(request.spec, self._catalogue, self._clock.now(), self._policy, attached=False)
+        spec = parse_spec(request.spec, self._catalogue, self._clock.now(), self._policy.settings, attached=False)
         job_id = "" if arrival.key else arrival.job_id
         wanted = Request(spec, digest_of(request.spec), arrival.key, origin=ORIGIN, job_id=job_id)
         return await self._admission.submit_here(Caller(arrival.tenant), wanted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ class Judge:
         ledger: Ledger,
         storage: StorageWatch,
         draining: Draining,
-        params: AdmitParams,
+        params: Callable[[], AdmitParams],
         clock: Clock,
         random: Random,
     ) -> None:
@@ -72,7 +72,7 @@ class Judge:
         self, options: Sequence[Option], contract: Contract, tenant: str, job_id: str = "", *, attached: bool = False
     ) -> Judged:
         """The verdict; with a job id it counts in the ledger when it accepts."""
-        now_s = self._clock.now()
+        now_s, params = self._clock.now(), self._params()
         known = [self._known(option.candidate.pool) for option in options]
         views = {
             name: replace(view, since=self._ledger.since(name, prefill_tokens_per_s))
@@ -87,14 +87,14 @@ class Judge:
             self._draining.on,
             self._ledger.tenants.open(tenant, contract.lane),
         )
-        decision = admit(Ask(contract, [o.candidate for o in options], self._region), situation, self._params)
+        decision = admit(Ask(contract, [o.candidate for o in options], self._region), situation, params)
         chosen = next(i for i, option in enumerate(options) if option.candidate is decision.candidate)
         if job_id:
             due_in_s = decision.contract.deadline_s - now_s
             self._remember(decision, list(views), job_id, known[chosen].prefill_tokens_per_s, due_in_s)
             if decision.refusal is None:
                 self._ledger.tenants.accepted(job_id, tenant, decision.contract.lane, attached=attached)
-        return Judged(decision, options[chosen], situation, self._params)
+        return Judged(decision, options[chosen], situation, params)
 
     def _known(self, pool: Pool) -> _Known:
         """A pool as plan and leases show it. A fresh plan shows the same until the next one."""

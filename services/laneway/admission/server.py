@@ -21,7 +21,7 @@ from laneway.admission.application import Admission
 from laneway.admission.chores import Chores
 from laneway.admission.dead_letter_watch import DeadLetterWatch
 from laneway.admission.dead_letters import DeadLetters
-from laneway.admission.defaults import admit_params, door_limits
+from laneway.admission.defaults import door_limits
 from laneway.admission.door import Door
 from laneway.admission.ending import Ender
 from laneway.admission.ingest import Ingest
@@ -37,6 +37,7 @@ from laneway.core import subjects
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
 from laneway.core.errors import Unavailable
+from laneway.core.fleet import Plan
 from laneway.policy.lengths import LengthBook
 from laneway.runtime import metrics
 from laneway.runtime.bus import Bus, BusError
@@ -48,9 +49,11 @@ from laneway.runtime.grpc_server import GrpcServer
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.lifecycle import announce_ready
+from laneway.runtime.live_policy import LivePolicy
 from laneway.runtime.logging import get_logger
 from laneway.runtime.nats_clock import NatsClock
 from laneway.runtime.objects import ObjectStore
+from laneway.runtime.params import admit_params
 from laneway.runtime.plans import PlanView
 from laneway.runtime.records import RecordStore
 from laneway.runtime.references import References
@@ -80,7 +83,7 @@ async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None 
         house = await stack.enter_async_context(open_house(settings, catalogue, bus, tokenizers, clock))
         server = GrpcServer(settings)
         service = AdmissionService(
-            house.admission, house.dead_letters, catalogue, settings.policy, house.clock, house.chores, stop
+            house.admission, house.dead_letters, catalogue, house.policy, house.clock, house.chores, stop
         )
         server.add(SERVICE, lambda grpc: admission_pb2_grpc.add_AdmissionServiceServicer_to_server(service, grpc))
         async with asyncio.TaskGroup() as group:
@@ -135,6 +138,7 @@ class House(Struct, frozen=True):
     """What a running door consists of."""
 
     clock: Clock
+    policy: LivePolicy
     admission: Admission
     door: Door
     late_records: LateRecords
@@ -166,7 +170,13 @@ async def open_house(
     chores, ledger, lengths = Chores(), Ledger(clock), LengthBook()
     records = RecordStore(bus, retention_s=settings.nats.retention_s, clock=clock, random=random)
     lanes, leases = LaneStore(bus, region), LeaseWatcher(bus, region, clock)
-    plans = PlanView(bus, region, clock, ledger.plan_arrived)
+    policy = LivePolicy(settings.policy)
+
+    def plan_arrived(plan: Plan) -> None:
+        policy.take(plan)
+        ledger.plan_arrived(plan)
+
+    plans = PlanView(bus, region, clock, plan_arrived)
     objects = ObjectStore(bus, region, clock=clock, random=random)
     references = References(objects, retention_s=settings.nats.retention_s)
     storage = StorageWatch(lanes, objects, clock, wanted.storage_poll_s)
@@ -174,7 +184,7 @@ async def open_house(
     ender = Ender(bus, records, lanes, leases, chores, clock)
     late_records = LateRecords(records, chores, clock)
     door = Door(door_id, bus, region, records, references, ender, leases, ledger, clock, door_limits(wanted))
-    params = admit_params(settings.policy, wanted)
+    params = policy.derive(lambda values: admit_params(values, wanted))
     judge = Judge(region, plans, leases, ledger, storage, draining, params, clock, random)
     async with AsyncExitStack() as stack:
         threads = ThreadPoolExecutor(wanted.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -220,9 +230,9 @@ async def open_house(
         dead = DeadLetterStore(bus, region)
         watch = DeadLetterWatch(dead)
         stack.enter_context(watch.gauges())
-        letters = DeadLetters(region, dead, admission, references, catalogue, settings.policy, chores, clock)
-        ingest = Ingest(bus, region, records, admission, catalogue, settings.policy, clock, wanted.ingest_inflight)
-        yield House(clock, admission, door, late_records, storage, draining, ingest, letters, watch, chores)
+        letters = DeadLetters(region, dead, admission, references, catalogue, policy, chores, clock)
+        ingest = Ingest(bus, region, records, admission, catalogue, policy, clock, wanted.ingest_inflight)
+        yield House(clock, policy, admission, door, late_records, storage, draining, ingest, letters, watch, chores)
 
 
 async def _load_tokenizers(catalogue: Catalogue) -> dict[str, Tokenizer]:

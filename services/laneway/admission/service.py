@@ -20,7 +20,7 @@ from laneway.admission.results import JobFilter
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
 from laneway.runtime.auth import current_caller
-from laneway.runtime.settings import PolicySettings
+from laneway.runtime.live_policy import LivePolicy
 from laneway.runtime.wire import checks, enums, jobs
 from laneway.runtime.wire.requests import ParsedSpec, parse_spec
 from laneway.runtime.wire.responses import finished_of, record_to_job
@@ -40,7 +40,7 @@ class AdmissionService(DeadLetterCalls):
         admission: Admission,
         dead_letters: DeadLetters,
         catalogue: Catalogue,
-        policy: PolicySettings,
+        policy: LivePolicy,
         clock: Clock,
         chores: Chores,
         draining: asyncio.Event,
@@ -148,7 +148,7 @@ class AdmissionService(DeadLetterCalls):
         )
 
     def _parsed(self, spec: task_pb2.JobSpec, *, attached: bool) -> ParsedSpec:
-        return parse_spec(spec, self._catalogue, self._clock.now(), self._policy, attached=attached)
+        return parse_spec(spec, self._catalogue, self._clock.now(), self._policy.settings, attached=attached)
 
 
 def digest_of(spec: task_pb2.JobSpec) -> bytes:

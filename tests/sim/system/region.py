@@ -195,7 +195,7 @@ class Region:
                 house.admission,
                 house.dead_letters,
                 self.catalogue,
-                self.settings.policy,
+                house.policy,
                 house.clock,
                 house.chores,
                 life.stop,

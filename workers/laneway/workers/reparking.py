@@ -31,10 +31,10 @@ _log = structlog.get_logger(__name__)
 
 class Reparking:
     """`plan`: the scheduler's newest plan; None while there is no fresh one. `floor`: the share of a pool that its
-    lower lanes always get."""
+    lower lanes always get, as it holds now."""
 
     def __init__(
-        self, lanes: LaneStore, pool: Pool, plan: Callable[[], Plan | None], clock: Clock, floor: float
+        self, lanes: LaneStore, pool: Pool, plan: Callable[[], Plan | None], clock: Clock, floor: Callable[[], float]
     ) -> None:
         self._lanes = lanes
         self._pool = pool
@@ -72,5 +72,5 @@ class Reparking:
             not_before_s=record.contract.not_before_s,
             latest_start_s=record.latest_start_s,
             parked_device_s_ahead=work_ahead_s(self._pool, view, record.contract.lane, service_s=service_s),
-            floor_rate=self._floor * max(1, view.plan.workers or self._pool.workers),
+            floor_rate=self._floor() * max(1, view.plan.workers or self._pool.workers),
         )

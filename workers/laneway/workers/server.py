@@ -15,20 +15,16 @@ from laneway.core.catalogue import Capabilities, Pool
 from laneway.core.clock import Clock
 from laneway.core.errors import ConfigError
 from laneway.core.ids import TOKEN_LENGTH_MAX
-from laneway.policy.preempt import PreemptParams
-from laneway.policy.pull import PullParams
 from laneway.runtime import metrics
 from laneway.runtime.bus import Bus
 from laneway.runtime.catalogue import catalogue_of
 from laneway.runtime.clock import SYSTEM_RANDOM, SystemClock
 from laneway.runtime.lifecycle import announce_ready
-from laneway.runtime.settings import PolicySettings, Settings
+from laneway.runtime.settings import Settings
 from laneway.runtime.tokenizer import load_tokenizer
 from laneway.workers.engines.protocol import Engine
 from laneway.workers.engines.registry import make_engine
 from laneway.workers.service import Worker, WorkerOptions
-
-RESERVE_FROM_SLOTS = 4  # smaller workers reserve no slot for priority unless told to
 
 
 async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None = None) -> None:
@@ -68,39 +64,13 @@ def options_of(settings: Settings, random: Random = SYSTEM_RANDOM) -> WorkerOpti
         name=worker_name,
         worker_id=f"{worker_name[: TOKEN_LENGTH_MAX - 9]}-{random.randbytes(4).hex()}",
         pool=pool,
-        pull=pull_params(settings.policy, settings.worker.slots or pool.slots),
-        preempt=preempt_params(settings.policy),
-        floor=settings.policy.lower_lane_floor,
+        policy=settings.policy,
         ack_wait_s=settings.nats.ack_wait_s,
         slots=settings.worker.slots,
         pull_fallback_s=settings.worker.pull_fallback_s,
         step_timeout_s=settings.worker.step_timeout_s,
         retention_s=settings.nats.retention_s,
         drain_s=settings.process.drain_s,
-    )
-
-
-def pull_params(policy: PolicySettings, slots: int) -> PullParams:
-    """Shares as counts of jobs."""
-    floor = policy.lower_lane_floor
-    reserved = policy.priority_reserved_slots
-    if reserved is None:
-        reserved = 1 if slots >= RESERVE_FROM_SLOTS else 0
-    return PullParams(
-        floor_turns=max(2, round(1.0 / floor)) if floor > 0.0 else 0,
-        deferrable_per_batch=max(1, round(policy.deferrable_weight / policy.batch_weight)),
-        priority_reserved_slots=reserved,
-        lower_prefills_max=policy.lower_lane_prefills_max,
-    )
-
-
-def preempt_params(policy: PolicySettings) -> PreemptParams:
-    return PreemptParams(
-        preemptions_max=policy.preemptions_max,
-        done_max=policy.preempt_done_max,
-        slack_s_min=policy.preempt_slack_s_min,
-        delay_s=policy.preempt_delay_s,
-        delay_elsewhere_s=policy.preempt_delay_elsewhere_s,
     )
 
 

@@ -22,8 +22,6 @@ from laneway.core.clock import Clock
 from laneway.core.fleet import Plan, WorkerLease, WorkerState
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.lengths import LengthBook
-from laneway.policy.preempt import PreemptParams
-from laneway.policy.pull import PullParams
 from laneway.policy.retry import RetryParams
 from laneway.runtime.bells import Bell
 from laneway.runtime.bus import Bus, BusError
@@ -33,12 +31,15 @@ from laneway.runtime.dead_letters import DeadLetterStore
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseKeeper, LeaseWatcher
 from laneway.runtime.link import LinkWatch
+from laneway.runtime.live_policy import LivePolicy
 from laneway.runtime.nats_clock import NatsClock
 from laneway.runtime.objects import ObjectStore
+from laneway.runtime.params import preempt_params, pull_params
 from laneway.runtime.plans import PlanView
 from laneway.runtime.puller import LanePuller
 from laneway.runtime.records import RecordStore
 from laneway.runtime.references import References
+from laneway.runtime.settings import PolicySettings
 from laneway.workers import metrics
 from laneway.workers.bench import Bench
 from laneway.workers.checkpointing import Checkpointing
@@ -74,10 +75,8 @@ class WorkerOptions(Struct, frozen=True):
     name: str  # stable across restarts
     worker_id: str  # this incarnation
     pool: Pool
-    pull: PullParams
     ack_wait_s: Mapping[Lane, float]
-    preempt: PreemptParams = PreemptParams()
-    floor: float = 0.1  # share of the pool that its lower lanes always get
+    policy: PolicySettings = PolicySettings()  # until a plan says otherwise
     slots: int = 0  # fewer than the engine has; 0: all
     pull_fallback_s: float = 0.25
     step_timeout_s: float = 30.0
@@ -106,7 +105,8 @@ class Worker:
         self._lengths = LengthBook()
         self.lease = LeaseKeeper(bus, region, self.snapshot, clock)
         self._watcher = LeaseWatcher(bus, region, clock)
-        self._plans = PlanView(bus, region, clock, lambda plan: self._room_changed())
+        self.policy = LivePolicy(options.policy)
+        self._plans = PlanView(bus, region, clock, self._plan_arrived)
         self._link = LinkWatch(bus, self._heard_again)
         self.emitter = Emitter(bus.post, me)
         self._dropped = 0  # token messages, as the metric has them
@@ -137,7 +137,7 @@ class Worker:
             rates=self.rates,
             retries=retries,
             lengths=self._lengths,
-            reparking=Reparking(LaneStore(bus, region), options.pool, self._fresh_plan, clock, options.floor),
+            reparking=Reparking(LaneStore(bus, region), options.pool, self._fresh_plan, clock, self._floor),
         )
         self._tasks = asyncio.TaskGroup()
         self.seats: Seats | None = None
@@ -193,6 +193,7 @@ class Worker:
         options = self._options
         capacity = await self.engine.ready()
         seats = self.seats = Seats(capacity, options.slots)
+        params = self.policy.derive(lambda values: pull_params(values, options.slots or options.pool.slots))
         runs = self.runs = Runs(self._bench, seats, self._disposal, self._references, self._spawn, self._run_left)
         async with contextlib.AsyncExitStack() as stack:
             pullers = {
@@ -203,8 +204,8 @@ class Worker:
                 pullers,
                 seats,
                 runs,
-                PlainGate(runs.lower_prefills, lambda: options.pull),
-                lambda: options.pull,
+                PlainGate(runs.lower_prefills, params),
+                params,
                 self._clock,
                 ack_wait_s=options.ack_wait_s,
                 fallback_s=options.pull_fallback_s,
@@ -318,8 +319,16 @@ class Worker:
     def _yielding(self, runs: Runs, seats: Seats) -> Yielding:
         options = self._options
         return Yielding(
-            runs, seats, options.pool, self.rates, self._lengths, self._fresh_plan, self._clock, options.preempt
-        )
+            runs, seats, options.pool, self.rates, self._lengths, self._fresh_plan, self._clock,
+            self.policy.derive(preempt_params),
+        )  # fmt: skip
+
+    def _plan_arrived(self, plan: Plan) -> None:
+        self.policy.take(plan)
+        self._room_changed()
+
+    def _floor(self) -> float:
+        return self.policy.settings.lower_lane_floor
 
     def _fresh_plan(self) -> Plan | None:
         return self._plans.plan if self._plans.fresh() else None

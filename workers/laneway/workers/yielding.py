@@ -48,9 +48,9 @@ class Yielding:
         lengths: LengthBook,
         plan: Callable[[], Plan | None],
         clock: Clock,
-        params: PreemptParams,
+        params: Callable[[], PreemptParams],
     ) -> None:
-        """`plan`: the scheduler's newest; None while there is no fresh one."""
+        """`plan`: the scheduler's newest; None while there is no fresh one. `params`: as they hold now."""
         self._runs = runs
         self._seats = seats
         self._pool = pool
@@ -61,14 +61,15 @@ class Yielding:
         self._params = params
 
     def wait_s(self, *, staged: bool) -> float | None:
-        if not self._params.preemptions_max:
+        params = self._params()
+        if not params.preemptions_max:
             return None
         speeds, now_s = self._speeds(), self._clock.now()
-        if not any(may_yield(self._standing(run), speeds, now_s, self._params) for run in self._lower()):
+        if not any(may_yield(self._standing(run), speeds, now_s, params) for run in self._lower()):
             return None
         plan = None if staged else self._plan()
         elsewhere = plan is not None and places_elsewhere(plan.pool(self._pool.name), self._seats.slots_free) > 0
-        return wait_s(elsewhere=elsewhere, params=self._params)
+        return wait_s(elsewhere=elsewhere, params=params)
 
     def make_room(self, kv_tokens: int) -> bool:
         victim = choose_victim(
@@ -77,7 +78,7 @@ class Yielding:
             free_kv_tokens=self._seats.kv_tokens_free,
             speeds=self._speeds(),
             now_s=self._clock.now(),
-            params=self._params,
+            params=self._params(),
         )
         run = next((run for run in self._runs if victim is not None and run.job_id == victim.job_id), None)
         if victim is None or run is None:

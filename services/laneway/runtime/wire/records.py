@@ -106,6 +106,8 @@ def record_to_proto(record: JobRecord) -> bus_pb2.JobRecord:
                 claimed_at=timestamp_of(a.claimed_s),
                 begun=a.begun,
                 yielded_at=timestamp_of(a.yielded_s),
+                reason=a.reason,
+                yield_reason=a.yield_reason,
             )
             for a in record.lineage
         ],
@@ -153,7 +155,16 @@ def record_from_proto(message: bus_pb2.JobRecord) -> JobRecord:
         state=enums.JOB_STATE_FROM_WIRE[message.state],
         attempt=message.attempt,
         lineage=tuple(
-            Attempt(a.attempt, a.start_index, a.owner, unix_s(a.claimed_at), a.begun, unix_s(a.yielded_at))
+            Attempt(
+                a.attempt,
+                a.start_index,
+                a.owner,
+                unix_s(a.claimed_at),
+                a.begun,
+                unix_s(a.yielded_at),
+                a.reason,
+                a.yield_reason,
+            )
             for a in message.lineage
         ),
         starts=message.starts,

@@ -1,0 +1,75 @@
+"""Parameters of the pure policy from the settings: the one place that knows both names.
+
+One pure function for each kind of parameters. They are called whenever the settings change (LivePolicy.derive), so they
+are cheap, and nothing keeps what they gave beyond one decision.
+"""
+
+from __future__ import annotations
+
+from laneway.core.lanes import LANES, Lane
+from laneway.policy.admit import AdmitParams
+from laneway.policy.fire import FireParams
+from laneway.policy.preempt import PreemptParams
+from laneway.policy.pull import PullParams
+from laneway.policy.release import ReleaseParams
+from laneway.runtime.settings import AdmissionSettings, PolicySettings
+
+# Beyond the workers' own delay: a pull, the engine's step or prefill chunk under way, and the abort.
+YIELD_S = 0.15
+RESERVE_FROM_SLOTS = 4  # smaller workers reserve no slot for priority unless told to
+
+
+def fire_params(policy: PolicySettings) -> FireParams:
+    return FireParams(margin_s=policy.margin_s_min, margin_ratio=policy.margin_fraction)
+
+
+def admit_params(policy: PolicySettings, admission: AdmissionSettings) -> AdmitParams:
+    return AdmitParams(
+        margin_s=policy.margin_s_min,
+        margin_ratio=policy.margin_fraction,
+        floor=policy.lower_lane_floor,
+        jitter_min=policy.refusal_jitter_min,
+        jitter_max=policy.refusal_jitter_max,
+        retry_s_min=policy.retry_after_s_min,
+        retry_s_max=policy.retry_after_s_max,
+        resume_margin=policy.resume_margin,
+        stale_factor=policy.stale_plan_factor,
+        yield_wait_s=policy.preempt_delay_s + YIELD_S if policy.preemptions_max else None,
+        storage_max=admission.storage_fraction_max,
+        storage_retry_s=admission.storage_poll_s,
+        tenant_jobs_max=admission.tenant_jobs_max.by_lane,
+        ttft_default_s={lane: policy.lane(lane).ttft_target_s for lane in LANES},
+    )
+
+
+def release_params(policy: PolicySettings, look_s: float) -> ReleaseParams:
+    """`look_s`: between two looks of the scheduler."""
+    return ReleaseParams(
+        ready_ahead_s=policy.ready_ahead_s,
+        look_s=look_s,
+        weights={Lane.DEFERRABLE: policy.deferrable_weight, Lane.BATCH: policy.batch_weight},
+    )
+
+
+def pull_params(policy: PolicySettings, slots: int) -> PullParams:
+    """Shares as counts of jobs. `slots`: of the worker."""
+    floor = policy.lower_lane_floor
+    reserved = policy.priority_reserved_slots
+    if reserved is None:
+        reserved = 1 if slots >= RESERVE_FROM_SLOTS else 0
+    return PullParams(
+        floor_turns=max(2, round(1.0 / floor)) if floor > 0.0 else 0,
+        deferrable_per_batch=max(1, round(policy.deferrable_weight / policy.batch_weight)),
+        priority_reserved_slots=reserved,
+        lower_prefills_max=policy.lower_lane_prefills_max,
+    )
+
+
+def preempt_params(policy: PolicySettings) -> PreemptParams:
+    return PreemptParams(
+        preemptions_max=policy.preemptions_max,
+        done_max=policy.preempt_done_max,
+        slack_s_min=policy.preempt_slack_s_min,
+        delay_s=policy.preempt_delay_s,
+        delay_elsewhere_s=policy.preempt_delay_elsewhere_s,
+    )
