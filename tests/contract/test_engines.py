@@ -318,6 +318,27 @@ class EngineContract:
         await t.sink.ended(ids)
         await self.check_at_rest(t)
 
+    async def test_statistics_say_what_the_steps_did(self, t: UnderTest):
+        before = t.engine.stats()
+        prompts = [[80 + (n * n + k) % 13 for n in range(300)] for k in range(3)]
+        ids = [t.submit(prompt, 40) for prompt in prompts]
+        await t.sink.until(lambda: all(len(t.sink.heard[i].ids) >= 2 for i in ids))
+        assert t.sink.stats.decoding == 3
+        await t.sink.ended(ids)
+        after = t.engine.stats()
+        assert after.prefilled_tokens - before.prefilled_tokens == 900
+        assert after.decoded_tokens - before.decoded_tokens == 120
+        assert after.decoding == 0
+        assert after.steps > before.steps
+        assert after.busy_s > before.busy_s
+        await t.run(prompts[0], 2)
+        again = t.engine.stats().prefilled_tokens - after.prefilled_tokens
+        assert 0 < again <= t.capacity.chunk_tokens, "what the cache has is not computed"
+
+    async def test_the_capacity_says_how_much_of_a_prompt_a_step_takes(self, t: UnderTest):
+        assert t.capacity.chunk_tokens == self.options.prefill_chunk_tokens
+        assert t.capacity.paged == (self.engine == "openvino")
+
     wide_prompt: ClassVar[str]
 
     async def check_at_rest(self, t: UnderTest) -> None:

@@ -88,6 +88,7 @@ class _Running:
     request: EngineRequest
     handle: _Handle
     made: int = 0
+    left: int = 0  # prompt tokens that no step is known to have computed, in the order in which the steps take them
     offered: int = 0  # prompt tokens there was room for in the steps so far; what was needed beyond came from the cache
 
 
@@ -110,6 +111,8 @@ class OpenVinoEngine:
         self._cancelled: list[int] = []
         self._steps = 0
         self._busy_s = 0.0
+        self._prefilled = 0
+        self._decoded = 0
 
     def load(self) -> EngineCapacity:
         path = self._model_path()
@@ -135,6 +138,8 @@ class OpenVinoEngine:
             context_length=asked.context_length,
             vocabulary_size=asked.vocabulary_size,
             block_tokens=BLOCK_TOKENS,
+            chunk_tokens=self._step_tokens,
+            paged=True,
         )
         return self._capacity
 
@@ -191,6 +196,7 @@ class OpenVinoEngine:
             delta = self._read(self._running[request_id])
             if delta is not None:
                 out.append(delta)
+                self._decoded += len(delta.token_ids)
                 if delta.finish is not None:
                     del self._running[request_id]
         self._steps += 1
@@ -213,7 +219,7 @@ class OpenVinoEngine:
                 print(f"add_request: {error}", file=sys.stderr)  # into the worker's log; never to the caller
                 out.append(_failed(request.id, "the engine refused the request's sampling parameters"))
             else:
-                self._running[request.id] = _Running(request, handle)
+                self._running[request.id] = _Running(request, handle, left=len(request.prompt_ids))
 
     def _read(self, running: _Running) -> SequenceStep | None:
         """What the last step gave to one sequence; None if nothing."""
@@ -247,9 +253,16 @@ class OpenVinoEngine:
     def _count_prefill_room(self) -> None:
         decoding = sum(1 for r in self._running.values() if r.made)
         room = max(1, self._chunk_tokens - decoding)
+        unused = room
         for running in self._running.values():
             if not running.made:
                 running.offered += room
+                computed = min(running.left, unused)
+                running.left -= computed
+                unused -= computed
+        # What came from the cache is not known before the first token: of a prompt that did, its last step may count
+        # more than was computed, but for no more than the room of one step.
+        self._prefilled += room - unused
 
     def _stats(self) -> EngineStats:
         prefilling = [r for r in self._running.values() if not r.made]
@@ -262,6 +275,9 @@ class OpenVinoEngine:
             kv_tokens_used=held - sum(left),
             steps=self._steps,
             busy_s=self._busy_s,
+            prefilled_tokens=self._prefilled,
+            decoded_tokens=self._decoded,
+            decoding=len(self._running) - len(prefilling),
         )
 
     def _config(self, request: EngineRequest) -> openvino_genai.GenerationConfig:
@@ -296,11 +312,16 @@ class OpenVinoEngine:
     def _scheduler(self, blocks: int) -> openvino_genai.SchedulerConfig:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.num_kv_blocks = blocks
-        scheduler.max_num_batched_tokens = max(self._chunk_tokens, self._asked.slots)
+        scheduler.max_num_batched_tokens = self._step_tokens
         scheduler.max_num_seqs = self._asked.slots
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = self._options.prefix_cache
         return scheduler
+
+    @property
+    def _step_tokens(self) -> int:
+        """Most tokens of one step."""
+        return max(self._chunk_tokens, self._asked.slots)
 
     def _properties(self) -> dict[str, str | int]:
         threads = self._options.threads or max(1, (os.cpu_count() or 1) - 1)

@@ -11,7 +11,9 @@ engine stops computing that sequence within one step (or one prefill chunk) of t
 with finish CANCELLED, unless it had just finished by itself; an unknown id is ignored. A request that an engine
 cannot run ends with finish ERROR and a message of ours, harming no other. When the engine dies, `closed` of the sink
 is called once with the reason, and every sequence that was live has ended as far as the worker is concerned.
-`stats` counts equal a recount of the live sequences.
+`stats` counts equal a recount of the live sequences. Those since the start only grow, and come with each step: their
+difference between two reports whose `steps` differ by one is what that step did, and that of `busy_s` how long it took.
+An engine that does not know them leaves them 0 for good; then step times are not measured (see policy.step_fit).
 
 Engines know nothing of jobs, lanes, NATS, text or stop strings: ids in, ids out. The worker turns ids into text.
 """

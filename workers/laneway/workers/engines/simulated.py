@@ -83,6 +83,8 @@ class SimulatedCore:
     _prefixes: PrefixCache = field(init=False)
     _steps: int = 0
     _busy_s: float = 0.0
+    _prefilled: int = 0
+    _decoded: int = 0
 
     def __post_init__(self) -> None:
         self._prefixes = PrefixCache(self.capacity.kv_tokens // BLOCK_TOKENS if self.options.prefix_cache else 0)
@@ -125,6 +127,9 @@ class SimulatedCore:
             kv_tokens_used=sum(s.computed for s in self._batch.values()),
             steps=self._steps,
             busy_s=self._busy_s,
+            prefilled_tokens=self._prefilled,
+            decoded_tokens=self._decoded,
+            decoding=sum(s.made > 0 for s in self._batch.values()),
         )
 
     def step(self, now_s: float) -> StepOutcome:
@@ -145,6 +150,7 @@ class SimulatedCore:
             out.append(self._emit(sequence))
         for sequence, new_tokens in prefilling:
             sequence.computed += new_tokens
+            self._prefilled += new_tokens
             if _holds(sequence.request, self.options.fault_error_token_id):
                 del self._batch[sequence.request.id]
                 message = "the engine failed on this prompt (a fault that was asked for)"
@@ -154,6 +160,7 @@ class SimulatedCore:
                 out.append(self._emit(sequence))
         self._steps += 1
         self._busy_s += length_s
+        self._decoded += sum(len(step.token_ids) for step in out)
         return StepOutcome(now_s + length_s, out, self.stats())
 
     def _admit(self) -> None:
@@ -283,7 +290,9 @@ def make_core(capacity: EngineCapacity, eos_ids: frozenset[int], options: Engine
         price = FixedPace(options.pace_s)
         chunk = options.prefill_chunk_tokens or CHUNK_TOKENS_PACED
         kv_tokens = capacity.kv_tokens
-    capacity = EngineCapacity(capacity.slots, kv_tokens, capacity.context_length, capacity.vocabulary_size)
+    capacity = EngineCapacity(
+        capacity.slots, kv_tokens, capacity.context_length, capacity.vocabulary_size, chunk_tokens=chunk
+    )
     return SimulatedCore(capacity, price, options, eos_ids, chunk)
 
 
