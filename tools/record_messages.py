@@ -44,6 +44,7 @@ from laneway.core.job import (
     SCHEMA,
     Attempt,
     Contract,
+    Estimate,
     GenerateTask,
     JobError,
     JobRecord,
@@ -63,6 +64,7 @@ from laneway.core.subjects import ParkSubject
 from laneway.policy.route import ModelDigest, RegionDigest
 from laneway.routing.wire import decode_digest, digest_to_proto
 from laneway.runtime.wire import plans, records
+from laneway.runtime.wire.answers import answered
 from laneway.runtime.wire.checkpoints import decode_checkpoint, encode_checkpoint
 from laneway.runtime.wire.dead_letters import decode_dead_letter, encode_dead_letter
 from laneway.runtime.wire.reading import UnreadableMessage
@@ -134,6 +136,7 @@ VERDICT = Verdict(
     ttft_bound_s=3.5,
     completion_bound_s=6.0,
     facts=(("wait_s", "2.25"),),
+    estimate=Estimate(2.25, 3.25, 3.75, 5.5),
 )
 RECORD = JobRecord(
     job_id=JOB,
@@ -319,7 +322,7 @@ DIGEST = RegionDigest(
     price_factor=1.25,
     round_trip_s=0.0625,
 )
-EVENT = signals.Event(JOB, JobState.SUCCEEDED, 2, "w2-1b", RECORD)
+EVENT = signals.Event(JOB, JobState.SUCCEEDED, 2, "w2-1b", RECORD, answered(RECORD))
 TOKENS = bus_pb2.TokenBatch(
     worker_id="w1-1a",
     deltas=[

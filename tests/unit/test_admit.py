@@ -26,7 +26,6 @@ from laneway.policy.admit import AdmitParams, Ask, Candidate, Decision, Placemen
 from laneway.policy.contract import bounded_by_call, output_room, within_reach
 from laneway.policy.eta import Load, PoolView, pool_view
 from laneway.policy.grouping import group_of
-from laneway.policy.lengths import LengthBook
 
 NOW = 1_800_000_000.0
 POOL = Pool(
@@ -425,37 +424,6 @@ def test_groups_join_equal_beginnings_of_one_tenant():
     ]
     assert group_of("p", "a", task) not in others
     assert all(len(g) == 10 and g.isalnum() and g == g.lower() for g in others)
-
-
-def test_lengths_are_assumed_until_they_are_learned():
-    book = LengthBook()
-    assert book.predict("t", "chat", 0.5, 100) == 50
-    assert book.predict("t", "chat", 0.9, 100) == 100
-    assert book.predict("t", "chat", 0.5, 100, min_tokens=80) == 80
-    for _ in range(49):
-        book.observe("t", "chat", 10)
-    assert book.predict("t", "chat", 0.5, 100) == 50
-    book.observe("other", "chat", 10)
-    assert 10 <= book.predict("t", "chat", 0.5, 100) <= 12, "the model's own, until the tenant's are known"
-    assert book.predict("t", "chat", 0.5, 5) == 5
-
-
-def test_a_changed_habit_is_learned_again():
-    book = LengthBook()
-    for _ in range(3000):
-        book.observe("t", "chat", 10)
-    for _ in range(2000):
-        book.observe("t", "chat", 400)
-    assert 400 <= book.predict("t", "chat", 0.5, 1000) <= 480
-
-
-@given(st.lists(st.integers(1, 100_000), min_size=60, max_size=200), st.floats(0.05, 0.95))
-def test_quantiles_are_off_by_a_bucket_at_most(lengths: list[int], q: float):
-    book = LengthBook()
-    for length in lengths:
-        book.observe("t", "m", length)
-    true = sorted(lengths)[max(0, math.ceil(q * len(lengths)) - 1)]
-    assert true <= book.predict("t", "m", q, 1_000_000) <= math.ceil(true * 2**0.25) + 1
 
 
 def test_a_region_that_drains_takes_no_new_work_and_says_when_to_come_again():

@@ -32,7 +32,7 @@ async def test_a_read_that_is_answered_after_the_end_changes_nothing():
     nobody: Any = None
     for late in (False, True):
         clock, records = ManualClock(), Slow()
-        door = Door("door-a", nobody, "local", records, nobody, nobody, nobody, nobody, clock, DoorLimits())  # type: ignore[arg-type] # answers as a RecordStore does
+        door = Door("door-a", nobody, "local", records, nobody, nobody, nobody, nobody, nobody, clock, DoorLimits())  # type: ignore[arg-type] # answers as a RecordStore does
         record = replace(make_record(), attached=True)
         stream = door.open(record)
         reading = asyncio.ensure_future(door._read_record(stream))
@@ -63,7 +63,7 @@ async def test_a_deadline_is_looked_at_when_it_is_there_however_the_time_was_cor
     """By a quarter of a millisecond at each measurement, or by a server that tells another time."""
     nobody: Any = None
     clock, beat_s = Corrected(), DoorLimits().beat_s
-    door = Door("door-a", nobody, "local", nobody, nobody, nobody, nobody, nobody, clock, DoorLimits())
+    door = Door("door-a", nobody, "local", nobody, nobody, nobody, nobody, nobody, nobody, clock, DoorLimits())
     record = make_record()
     contract = replace(record.contract, deadline_s=clock.now() + 10.0)
     stream = door.open(replace(record, attached=True, contract=contract))
@@ -85,7 +85,9 @@ async def test_a_stream_of_a_large_result_holds_its_pieces_and_not_the_result_as
 
     nobody: Any = None
     resolver: Any = Resolver()
-    door = Door("door-a", nobody, "local", nobody, resolver, nobody, nobody, nobody, ManualClock(), DoorLimits())
+    door = Door(
+        "door-a", nobody, "local", nobody, resolver, nobody, nobody, nobody, nobody, ManualClock(), DoorLimits()
+    )
     result = Result("abc", (97, 98, 99), (1, 1, 1), FinishReason.STOP, Usage(5, 0, 3))
     ended = replace(make_record(), state=JobState.SUCCEEDED, attempt=1, result=result)
     stored = job.by_reference(ended, ObjectRef("a/b/result-1/1-2-3", 100, b""))

@@ -221,18 +221,32 @@ class DrainHint(_message.Message):
     def __init__(self, draining: _Optional[bool] = ...) -> None: ...
 
 class JobEvent(_message.Message):
-    __slots__ = ("job_id", "state", "attempt", "worker_id", "record")
+    __slots__ = ("job_id", "state", "attempt", "worker_id", "record", "answer")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     state: _common_pb2.JobState
     attempt: int
     worker_id: str
     record: bytes
-    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., attempt: _Optional[int] = ..., worker_id: _Optional[str] = ..., record: _Optional[bytes] = ...) -> None: ...
+    answer: AnswerLength
+    def __init__(self, job_id: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.JobState, str]] = ..., attempt: _Optional[int] = ..., worker_id: _Optional[str] = ..., record: _Optional[bytes] = ..., answer: _Optional[_Union[AnswerLength, _Mapping]] = ...) -> None: ...
+
+class AnswerLength(_message.Message):
+    __slots__ = ("tenant", "model", "route", "tokens")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    model: str
+    route: str
+    tokens: int
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., route: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerLease(_message.Message):
     __slots__ = ("schema", "worker_id", "name", "pool", "engine", "state", "detail", "slots", "running", "kv_tokens", "kv_tokens_used", "prefill_tokens_per_s", "decode_tokens_per_s", "service_s", "started_at", "renewed_at", "jobs_done", "tokens_done", "busy_s", "capabilities", "running_by_lane", "process_id", "home", "step_times", "lower_tokens_per_s", "priority_tpot_p95_s", "theta", "hot_prefixes", "block_tokens", "lower_places")

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17laneway/v1/common.proto\x12\nlaneway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xed\x03\n\x08\x43ontract\x12\x1e\n\x04lane\x18\x01 \x01(\x0e\x32\x10.laneway.v1.Lane\x12.\n\x0bttft_target\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0btpot_target\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x08\x64\x65\x61\x64line\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nnot_before\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\tisolation\x18\x06 \x01(\x0e\x32\x15.laneway.v1.Isolation\x12\x12\n\nleast_tier\x18\x07 \x01(\t\x12\x15\n\x08\x63ost_max\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07regions\x18\t \x03(\t\x12/\n\ron_disconnect\x18\n \x01(\x0e\x32\x18.laneway.v1.OnDisconnect\x12\x30\n\x06labels\x18\x0b \x03(\x0b\x32 .laneway.v1.Contract.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_cost_max\"\xac\x04\n\x07Verdict\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.laneway.v1.VerdictKind\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12+\n\x08ttft_eta\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0e\x63ompletion_eta\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\nhold_until\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x0bretry_after\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1e\n\x04lane\x18\x08 \x01(\x0e\x32\x10.laneway.v1.Lane\x12\x0c\n\x04tier\x18\t \x01(\t\x12\x0e\n\x06region\x18\n \x01(\t\x12\x0c\n\x04pool\x18\x0b \x01(\t\x12\x0c\n\x04\x63ost\x18\x0c \x01(\x01\x12-\n\nttft_bound\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10\x63ompletion_bound\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\x05\x66\x61\x63ts\x18\x0f \x03(\x0b\x32\x1e.laneway.v1.Verdict.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"^\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x0c\n\x04\x63ost\x18\x04 \x01(\x01\"j\n\x08JobError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12 \n\x05phase\x18\x04 \x01(\x0e\x32\x11.laneway.v1.Phase\x12\r\n\x05\x66ield\x18\x05 \x01(\t\"\xa2\x02\n\x07Timings\x12.\n\ncreated_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nclaimed_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0e\x66irst_token_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nded_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07prefill\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration*T\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\x11\n\rLANE_PRIORITY\x10\x01\x12\x13\n\x0fLANE_DEFERRABLE\x10\x02\x12\x0e\n\nLANE_BATCH\x10\x03*O\n\tIsolation\x12\x19\n\x15ISOLATION_UNSPECIFIED\x10\x00\x12\x11\n\rISOLATION_SLO\x10\x01\x12\x14\n\x10ISOLATION_STRICT\x10\x02*_\n\x0cOnDisconnect\x12\x1d\n\x19ON_DISCONNECT_UNSPECIFIED\x10\x00\x12\x18\n\x14ON_DISCONNECT_CANCEL\x10\x01\x12\x16\n\x12ON_DISCONNECT_KEEP\x10\x02*\xf4\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_WAITING\x10\x01\x12\x14\n\x10JOB_STATE_PARKED\x10\x02\x12\x13\n\x0fJOB_STATE_READY\x10\x03\x12\x15\n\x11JOB_STATE_RUNNING\x10\x04\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x05\x12\x14\n\x10JOB_STATE_FAILED\x10\x06\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x07\x12\x15\n\x11JOB_STATE_EXPIRED\x10\x08\x12\x15\n\x11JOB_STATE_REFUSED\x10\t*T\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bPHASE_QUEUE\x10\x01\x12\x11\n\rPHASE_PREFILL\x10\x02\x12\x10\n\x0cPHASE_DECODE\x10\x03*\xcf\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x12\x19\n\x15\x46INISH_REASON_EXPIRED\x10\x05\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x06*\x8f\x01\n\x0bVerdictKind\x12\x1c\n\x18VERDICT_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15VERDICT_KIND_ACCEPTED\x10\x01\x12\x15\n\x11VERDICT_KIND_HELD\x10\x02\x12\x16\n\x12VERDICT_KIND_MOVED\x10\x03\x12\x18\n\x14VERDICT_KIND_REFUSED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17laneway/v1/common.proto\x12\nlaneway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xed\x03\n\x08\x43ontract\x12\x1e\n\x04lane\x18\x01 \x01(\x0e\x32\x10.laneway.v1.Lane\x12.\n\x0bttft_target\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0btpot_target\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x08\x64\x65\x61\x64line\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nnot_before\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\tisolation\x18\x06 \x01(\x0e\x32\x15.laneway.v1.Isolation\x12\x12\n\nleast_tier\x18\x07 \x01(\t\x12\x15\n\x08\x63ost_max\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07regions\x18\t \x03(\t\x12/\n\ron_disconnect\x18\n \x01(\x0e\x32\x18.laneway.v1.OnDisconnect\x12\x30\n\x06labels\x18\x0b \x03(\x0b\x32 .laneway.v1.Contract.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_cost_max\"\xd4\x04\n\x07Verdict\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.laneway.v1.VerdictKind\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12+\n\x08ttft_eta\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0e\x63ompletion_eta\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\nhold_until\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x0bretry_after\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1e\n\x04lane\x18\x08 \x01(\x0e\x32\x10.laneway.v1.Lane\x12\x0c\n\x04tier\x18\t \x01(\t\x12\x0e\n\x06region\x18\n \x01(\t\x12\x0c\n\x04pool\x18\x0b \x01(\t\x12\x0c\n\x04\x63ost\x18\x0c \x01(\x01\x12-\n\nttft_bound\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10\x63ompletion_bound\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\x05\x66\x61\x63ts\x18\x0f \x03(\x0b\x32\x1e.laneway.v1.Verdict.FactsEntry\x12&\n\x08\x65stimate\x18\x10 \x01(\x0b\x32\x14.laneway.v1.Estimate\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"b\n\x08\x45stimate\x12\x0e\n\x06ttft_s\x18\x01 \x01(\x01\x12\x14\n\x0cttft_bound_s\x18\x02 \x01(\x01\x12\x14\n\x0c\x63ompletion_s\x18\x03 \x01(\x01\x12\x1a\n\x12\x63ompletion_bound_s\x18\x04 \x01(\x01\"^\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x0c\n\x04\x63ost\x18\x04 \x01(\x01\"j\n\x08JobError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12 \n\x05phase\x18\x04 \x01(\x0e\x32\x11.laneway.v1.Phase\x12\r\n\x05\x66ield\x18\x05 \x01(\t\"\xa2\x02\n\x07Timings\x12.\n\ncreated_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nclaimed_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0e\x66irst_token_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nded_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07prefill\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration*T\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\x11\n\rLANE_PRIORITY\x10\x01\x12\x13\n\x0fLANE_DEFERRABLE\x10\x02\x12\x0e\n\nLANE_BATCH\x10\x03*O\n\tIsolation\x12\x19\n\x15ISOLATION_UNSPECIFIED\x10\x00\x12\x11\n\rISOLATION_SLO\x10\x01\x12\x14\n\x10ISOLATION_STRICT\x10\x02*_\n\x0cOnDisconnect\x12\x1d\n\x19ON_DISCONNECT_UNSPECIFIED\x10\x00\x12\x18\n\x14ON_DISCONNECT_CANCEL\x10\x01\x12\x16\n\x12ON_DISCONNECT_KEEP\x10\x02*\xf4\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_WAITING\x10\x01\x12\x14\n\x10JOB_STATE_PARKED\x10\x02\x12\x13\n\x0fJOB_STATE_READY\x10\x03\x12\x15\n\x11JOB_STATE_RUNNING\x10\x04\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x05\x12\x14\n\x10JOB_STATE_FAILED\x10\x06\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x07\x12\x15\n\x11JOB_STATE_EXPIRED\x10\x08\x12\x15\n\x11JOB_STATE_REFUSED\x10\t*T\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bPHASE_QUEUE\x10\x01\x12\x11\n\rPHASE_PREFILL\x10\x02\x12\x10\n\x0cPHASE_DECODE\x10\x03*\xcf\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x12\x19\n\x15\x46INISH_REASON_EXPIRED\x10\x05\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x06*\x8f\x01\n\x0bVerdictKind\x12\x1c\n\x18VERDICT_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15VERDICT_KIND_ACCEPTED\x10\x01\x12\x15\n\x11VERDICT_KIND_HELD\x10\x02\x12\x16\n\x12VERDICT_KIND_MOVED\x10\x03\x12\x18\n\x14VERDICT_KIND_REFUSED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,32 +37,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTRACT_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_VERDICT_FACTSENTRY']._loaded_options = None
   _globals['_VERDICT_FACTSENTRY']._serialized_options = b'8\001'
-  _globals['_LANE']._serialized_start=1656
-  _globals['_LANE']._serialized_end=1740
-  _globals['_ISOLATION']._serialized_start=1742
-  _globals['_ISOLATION']._serialized_end=1821
-  _globals['_ONDISCONNECT']._serialized_start=1823
-  _globals['_ONDISCONNECT']._serialized_end=1918
-  _globals['_JOBSTATE']._serialized_start=1921
-  _globals['_JOBSTATE']._serialized_end=2165
-  _globals['_PHASE']._serialized_start=2167
-  _globals['_PHASE']._serialized_end=2251
-  _globals['_FINISHREASON']._serialized_start=2254
-  _globals['_FINISHREASON']._serialized_end=2461
-  _globals['_VERDICTKIND']._serialized_start=2464
-  _globals['_VERDICTKIND']._serialized_end=2607
+  _globals['_LANE']._serialized_start=1796
+  _globals['_LANE']._serialized_end=1880
+  _globals['_ISOLATION']._serialized_start=1882
+  _globals['_ISOLATION']._serialized_end=1961
+  _globals['_ONDISCONNECT']._serialized_start=1963
+  _globals['_ONDISCONNECT']._serialized_end=2058
+  _globals['_JOBSTATE']._serialized_start=2061
+  _globals['_JOBSTATE']._serialized_end=2305
+  _globals['_PHASE']._serialized_start=2307
+  _globals['_PHASE']._serialized_end=2391
+  _globals['_FINISHREASON']._serialized_start=2394
+  _globals['_FINISHREASON']._serialized_end=2601
+  _globals['_VERDICTKIND']._serialized_start=2604
+  _globals['_VERDICTKIND']._serialized_end=2747
   _globals['_CONTRACT']._serialized_start=105
   _globals['_CONTRACT']._serialized_end=598
   _globals['_CONTRACT_LABELSENTRY']._serialized_start=540
   _globals['_CONTRACT_LABELSENTRY']._serialized_end=585
   _globals['_VERDICT']._serialized_start=601
-  _globals['_VERDICT']._serialized_end=1157
-  _globals['_VERDICT_FACTSENTRY']._serialized_start=1113
-  _globals['_VERDICT_FACTSENTRY']._serialized_end=1157
-  _globals['_USAGE']._serialized_start=1159
-  _globals['_USAGE']._serialized_end=1253
-  _globals['_JOBERROR']._serialized_start=1255
-  _globals['_JOBERROR']._serialized_end=1361
-  _globals['_TIMINGS']._serialized_start=1364
-  _globals['_TIMINGS']._serialized_end=1654
+  _globals['_VERDICT']._serialized_end=1197
+  _globals['_VERDICT_FACTSENTRY']._serialized_start=1153
+  _globals['_VERDICT_FACTSENTRY']._serialized_end=1197
+  _globals['_ESTIMATE']._serialized_start=1199
+  _globals['_ESTIMATE']._serialized_end=1297
+  _globals['_USAGE']._serialized_start=1299
+  _globals['_USAGE']._serialized_end=1393
+  _globals['_JOBERROR']._serialized_start=1395
+  _globals['_JOBERROR']._serialized_end=1501
+  _globals['_TIMINGS']._serialized_start=1504
+  _globals['_TIMINGS']._serialized_end=1794
 # @@protoc_insertion_point(module_scope)

@@ -138,7 +138,7 @@ class Contract(_message.Message):
     def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., ttft_target: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., tpot_target: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., least_tier: _Optional[str] = ..., cost_max: _Optional[float] = ..., regions: _Optional[_Iterable[str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("kind", "reason", "message", "ttft_eta", "completion_eta", "hold_until", "retry_after", "lane", "tier", "region", "pool", "cost", "ttft_bound", "completion_bound", "facts")
+    __slots__ = ("kind", "reason", "message", "ttft_eta", "completion_eta", "hold_until", "retry_after", "lane", "tier", "region", "pool", "cost", "ttft_bound", "completion_bound", "facts", "estimate")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,7 @@ class Verdict(_message.Message):
     TTFT_BOUND_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_BOUND_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_FIELD_NUMBER: _ClassVar[int]
     kind: VerdictKind
     reason: str
     message: str
@@ -176,7 +177,20 @@ class Verdict(_message.Message):
     ttft_bound: _duration_pb2.Duration
     completion_bound: _duration_pb2.Duration
     facts: _containers.ScalarMap[str, str]
-    def __init__(self, kind: _Optional[_Union[VerdictKind, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., ttft_eta: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., completion_eta: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., hold_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lane: _Optional[_Union[Lane, str]] = ..., tier: _Optional[str] = ..., region: _Optional[str] = ..., pool: _Optional[str] = ..., cost: _Optional[float] = ..., ttft_bound: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., completion_bound: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    estimate: Estimate
+    def __init__(self, kind: _Optional[_Union[VerdictKind, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., ttft_eta: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., completion_eta: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., hold_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lane: _Optional[_Union[Lane, str]] = ..., tier: _Optional[str] = ..., region: _Optional[str] = ..., pool: _Optional[str] = ..., cost: _Optional[float] = ..., ttft_bound: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., completion_bound: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., facts: _Optional[_Mapping[str, str]] = ..., estimate: _Optional[_Union[Estimate, _Mapping]] = ...) -> None: ...
+
+class Estimate(_message.Message):
+    __slots__ = ("ttft_s", "ttft_bound_s", "completion_s", "completion_bound_s")
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    TTFT_BOUND_S_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_S_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_BOUND_S_FIELD_NUMBER: _ClassVar[int]
+    ttft_s: float
+    ttft_bound_s: float
+    completion_s: float
+    completion_bound_s: float
+    def __init__(self, ttft_s: _Optional[float] = ..., ttft_bound_s: _Optional[float] = ..., completion_s: _Optional[float] = ..., completion_bound_s: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost")

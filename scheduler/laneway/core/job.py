@@ -83,6 +83,15 @@ class Contract(Struct, frozen=True):
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
+class Estimate(Struct, frozen=True):
+    """Times of a verdict before they were corrected by what earlier ones came to; 0: not estimated."""
+
+    ttft_s: float = 0.0
+    ttft_bound_s: float = 0.0
+    completion_s: float = 0.0
+    completion_bound_s: float = 0.0
+
+
 class Verdict(Struct, frozen=True):
     kind: VerdictKind
     reason: str
@@ -99,6 +108,7 @@ class Verdict(Struct, frozen=True):
     ttft_bound_s: float | None = None  # nine of ten such requests get their first token within this
     completion_bound_s: float | None = None
     facts: tuple[tuple[str, str], ...] = ()  # the numbers it rests on, for people, by name
+    estimate: Estimate | None = None
 
 
 class Usage(Struct, frozen=True):

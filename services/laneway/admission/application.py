@@ -32,10 +32,9 @@ from laneway.admission.tenants import TenantStreams
 from laneway.core import ids
 from laneway.core.clock import Clock
 from laneway.core.errors import AlreadyExists, InvalidRequest, LanewayError, NotFound, OutcomeUnknown, Unavailable
-from laneway.core.job import Contract, JobRecord, Timings, Verdict, answer_tokens, stored_late
-from laneway.core.lanes import JobState, Lane, OnDisconnect, Phase
+from laneway.core.job import Contract, JobRecord, Timings, Verdict, stored_late
+from laneway.core.lanes import Lane, OnDisconnect, Phase
 from laneway.policy.contract import bounded_by_call
-from laneway.policy.lengths import LengthBook
 from laneway.runtime import metrics
 from laneway.runtime.auth import Caller, require_lane
 from laneway.runtime.logging import get_logger
@@ -78,7 +77,6 @@ class Admission:
         ender: Ender,
         late_records: LateRecords,
         book: JobBook,
-        lengths: LengthBook,
         chores: Chores,
         clock: Clock,
         random_bytes: Callable[[int], bytes],
@@ -94,7 +92,6 @@ class Admission:
         self._acceptor = acceptor
         self._ender = ender
         self._late_records = late_records
-        self._lengths = lengths
         self._chores = chores
         self._clock = clock
         self._random_bytes = random_bytes
@@ -129,7 +126,6 @@ class Admission:
                     await self._door.close_stream(stream)
                     stream = await self._door.follow(accepted.record)
                 yield Answer(stream, self._clock, received_s)
-                self._learn(stream.record)
             finally:
                 if ours and not stream.record.state.terminal and not _failed(accepting):
                     self._chores.start(self._caller_left(accepting, stream), f"left {decided.record.job_id}")
@@ -175,11 +171,6 @@ class Admission:
                 if self._clock.now() >= record.contract.deadline_s:
                     return
             await asyncio.sleep(LEFT_RETRY_S)
-
-    def _learn(self, record: JobRecord) -> None:
-        if record.state is JobState.SUCCEEDED and record.result is not None:
-            model = record.model.partition("/")[0]
-            self._lengths.observe(record.tenant, model, answer_tokens(record))
 
     # --- detached ------------------------------------------------------------------------------------
 

@@ -23,18 +23,20 @@ from laneway.admission.deadlines import Deadlines
 from laneway.admission.ending import Ender
 from laneway.admission.holding import Flusher, HoldLimits
 from laneway.admission.ledger import Ledger
-from laneway.admission.signals import Attachment, decode_event, decode_tokens, encode_beats
+from laneway.admission.signals import Attachment, decode_answer, decode_event, decode_tokens, encode_beats
 from laneway.admission.streams import Offer, Stream, StreamLimits, beyond_end, spliced
 from laneway.core import subjects
 from laneway.core.clock import Clock
 from laneway.core.errors import DeadlineExceeded, JobNotFound, LanewayError, ObjectLost
 from laneway.core.job import JobRecord, answer_tokens, stage, stored_late
 from laneway.core.lanes import JobState, Phase
+from laneway.policy.lengths import LengthBook
 from laneway.runtime.bus import Bus
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.logging import get_logger
 from laneway.runtime.records import RecordStore
 from laneway.runtime.references import References, is_whole
+from laneway.runtime.wire.answers import Answered
 from laneway.runtime.wire.chunks import rest_of
 from laneway.runtime.wire.reading import UnreadableMessage
 
@@ -43,6 +45,7 @@ REPLAY_EVERY_S = 0.25  # least time between two requests of one stream for the s
 WORKER_GRACE_S = 0.5  # a running job's worker ends it at its deadline; after this the door does
 UNREADABLE_S_MAX = 5.0  # beyond the deadline; then the stream ends without having seen the record
 CHECKS_AT_ONCE = 16
+LEARN_GAP_S = 0.005  # between two lengths learned from other doors' jobs
 
 log = get_logger("laneway.admission.door")
 
@@ -67,6 +70,7 @@ class Door:
         ender: Ender,
         leases: LeaseWatcher,
         ledger: Ledger,
+        lengths: LengthBook,
         clock: Clock,
         limits: DoorLimits,
     ) -> None:
@@ -78,6 +82,8 @@ class Door:
         self._ender = ender
         self._leases = leases
         self._ledger = ledger
+        self._lengths = lengths
+        self._learns_at_s = float("-inf")  # monotonic: from then on from another door's job again
         self._clock = clock
         self._limits = limits
         self._streams: dict[str, list[Stream]] = {}
@@ -251,7 +257,7 @@ class Door:
         job_id = msg.subject.rsplit(".", 1)[1]
         streams = self._streams.get(job_id)
         if streams is None and not self._ender.awaits(job_id) and not self._ledger.awaits(job_id):
-            return  # another door's
+            return self._learn_from(msg.data)  # another door's
         try:
             event = decode_event(msg.data)
         except UnreadableMessage as error:
@@ -261,6 +267,7 @@ class Door:
             self._ender.answered(job_id, event.worker_id)
         if event.state.terminal:
             self._ledger.ended(job_id)
+            self._learn(event.answer)
         now_s = self._clock.monotonic()
         for stream in tuple(streams or ()):
             stream.heard_at_s = now_s
@@ -274,6 +281,18 @@ class Door:
                 self._adopt(stream, event.attempt, event.worker_id)
             elif event.attempt >= stream.attempt:
                 stream.worker_id = ""  # handed back: nobody to stream from until the next claim
+        return None
+
+    def _learn_from(self, data: bytes) -> None:
+        """Of the region's other ends as many as tell enough: reading all would cost a door as much as its own jobs."""
+        now_s = self._clock.monotonic()
+        if now_s >= self._learns_at_s and self._learn(decode_answer(data)):
+            self._learns_at_s = now_s + LEARN_GAP_S
+
+    def _learn(self, answer: Answered | None) -> bool:
+        if answer is not None:
+            self._lengths.observe(answer.tenant, answer.model, answer.tokens, route=answer.route)
+        return answer is not None
 
     def _adopt(self, stream: Stream, attempt: int, worker_id: str) -> None:
         """Attaches to the owner of the present attempt."""

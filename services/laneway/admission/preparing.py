@@ -83,7 +83,7 @@ class Preparer:
         sampling, lane = task.sampling, parsed.contract.lane
         least = max_tokens if sampling.ignore_eos else sampling.min_tokens or 0
         expected, long = (
-            sampling.n * self._lengths.predict(tenant, pool.model, q, max_tokens, min_tokens=least)
+            sampling.n * self._lengths.predict(tenant, pool.model, q, max_tokens, min_tokens=least, route=parsed.route)
             for q in (ETA_QUANTILE[lane], LONG_QUANTILE)
         )
         return Option(Candidate(pool, len(ids), sampling.n * max_tokens, expected, long), task)

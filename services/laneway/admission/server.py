@@ -183,7 +183,7 @@ async def open_house(
     draining = Draining(bus, region, lambda: None)
     ender = Ender(bus, records, lanes, leases, chores, clock)
     late_records = LateRecords(records, chores, clock)
-    door = Door(door_id, bus, region, records, references, ender, leases, ledger, clock, door_limits(wanted))
+    door = Door(door_id, bus, region, records, references, ender, leases, ledger, lengths, clock, door_limits(wanted))
     params = policy.derive(lambda values: admit_params(values, wanted))
     judge = Judge(region, plans, leases, ledger, storage, draining, params, clock, random)
     async with AsyncExitStack() as stack:
@@ -219,7 +219,6 @@ async def open_house(
             ender,
             late_records,
             JobBook(bus, region, records, references, lanes, ender, clock, settings.grpc.response_bytes_max),
-            lengths,
             chores,
             clock,
             random.randbytes,

@@ -11,6 +11,7 @@ from laneway.core.ids import is_token
 from laneway.core.job import JobRecord
 from laneway.core.lanes import JobState
 from laneway.runtime.wire import enums
+from laneway.runtime.wire.answers import Answered, answer_from_proto, answer_to_proto, answered
 from laneway.runtime.wire.reading import UnreadableMessage
 from laneway.runtime.wire.records import decode_record, encode_record
 from laneway.v1 import bus_pb2
@@ -73,6 +74,7 @@ def encode_event(record: JobRecord, *, worker_id: str = "", with_record: bool = 
         attempt=record.attempt,
         worker_id=worker_id,
         record=encode_record(record) if with_record else b"",
+        answer=answer_to_proto(answered(record)),
     ).SerializeToString()
 
 
@@ -84,6 +86,7 @@ class Event(Struct, frozen=True):
     attempt: int
     worker_id: str
     record: JobRecord | None
+    answer: Answered | None = None
 
 
 def decode_event(data: bytes) -> Event:
@@ -97,7 +100,15 @@ def decode_event(data: bytes) -> Event:
         raise UnreadableMessage(f"the job event has the unknown state {message.state}")
     _check_worker(message.worker_id)
     record = decode_record(message.record) if message.record else None
-    return Event(message.job_id, state, message.attempt, message.worker_id, record)
+    return Event(message.job_id, state, message.attempt, message.worker_id, record, answer_from_proto(message))
+
+
+def decode_answer(data: bytes) -> Answered | None:
+    """What an event of another door's job says of the length of its answer; None where it is not of such an end."""
+    try:
+        return answer_from_proto(bus_pb2.JobEvent.FromString(data))
+    except DecodeError:
+        return None
 
 
 def decode_tokens(data: bytes) -> bus_pb2.TokenBatch:

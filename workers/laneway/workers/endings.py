@@ -25,6 +25,7 @@ from laneway.runtime.bus import BusError, PayloadTooLarge, WrongSequence
 from laneway.runtime.clock import SYSTEM_RANDOM
 from laneway.runtime.records import RecordStore, StoredRecord
 from laneway.runtime.references import References
+from laneway.runtime.wire.answers import answered
 from laneway.runtime.wire.reading import UnreadableMessage
 from laneway.runtime.wire.records import encode_record
 from laneway.workers import messages
@@ -121,7 +122,7 @@ class Endings:
         payload = encode_record(record) if with_record else b""
         if len(payload) > self._payload_bytes_max - EVENT_REST_BYTES:
             payload = b""
-        message = messages.event(record.job_id, record.state, record.attempt, self._me, payload)
+        message = messages.event(record.job_id, record.state, record.attempt, self._me, payload, answered(record))
         try:
             await self._publish(subjects.event(record.region, record.job_id), message)
         except BusError:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from laneway.core.lanes import JobState
 from laneway.runtime.wire import enums
+from laneway.runtime.wire.answers import Answered, answer_to_proto
 from laneway.v1 import bus_pb2
 
 
@@ -59,7 +60,9 @@ def _attachment(message: bus_pb2.Attachment) -> Attachment:
     return Attachment(message.job_id, message.attempt, message.next_index, tuple(message.delivered_ids), message.replay)
 
 
-def event(job_id: str, state: JobState, attempt: int, worker_id: str, record: bytes = b"") -> bytes:
+def event(
+    job_id: str, state: JobState, attempt: int, worker_id: str, record: bytes = b"", answer: Answered | None = None
+) -> bytes:
     """A serialised JobEvent; `record` is the stored record of a job that ended, or empty."""
     return bus_pb2.JobEvent(
         job_id=job_id,
@@ -67,4 +70,5 @@ def event(job_id: str, state: JobState, attempt: int, worker_id: str, record: by
         attempt=attempt,
         worker_id=worker_id,
         record=record,
+        answer=answer_to_proto(answer),
     ).SerializeToString()

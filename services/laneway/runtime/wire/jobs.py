@@ -11,6 +11,7 @@ from functools import lru_cache
 from laneway.core.errors import Code
 from laneway.core.job import (
     Contract,
+    Estimate,
     GenerateTask,
     JobError,
     Result,
@@ -89,6 +90,7 @@ def verdict_to_proto(verdict: Verdict) -> common_pb2.Verdict:
         ttft_bound=duration_of(verdict.ttft_bound_s),
         completion_bound=duration_of(verdict.completion_bound_s),
         facts=dict(verdict.facts),
+        estimate=_estimate_to_proto(verdict.estimate),
     )
 
 
@@ -109,7 +111,23 @@ def verdict_from_proto(message: common_pb2.Verdict) -> Verdict:
         ttft_bound_s=span_s(message.ttft_bound) if message.HasField("ttft_bound") else None,
         completion_bound_s=span_s(message.completion_bound) if message.HasField("completion_bound") else None,
         facts=tuple(sorted(message.facts.items())),
+        estimate=_estimate_from_proto(message.estimate) if message.HasField("estimate") else None,
     )
+
+
+def _estimate_to_proto(estimate: Estimate | None) -> common_pb2.Estimate | None:
+    if estimate is None:
+        return None
+    return common_pb2.Estimate(
+        ttft_s=estimate.ttft_s,
+        ttft_bound_s=estimate.ttft_bound_s,
+        completion_s=estimate.completion_s,
+        completion_bound_s=estimate.completion_bound_s,
+    )
+
+
+def _estimate_from_proto(message: common_pb2.Estimate) -> Estimate:
+    return Estimate(message.ttft_s, message.ttft_bound_s, message.completion_s, message.completion_bound_s)
 
 
 def usage_to_proto(usage: Usage) -> common_pb2.Usage:
