@@ -65,8 +65,8 @@ GUARDS = (
         "5",
         "a seat is given back however its run ends",
         f"{WORKERS}/runs.py",
-        "            self._seats.give_back(run.seat)\n",
-        "",
+        "            self._give_back(run)\n            self._suspects",
+        "            self._suspects",
         "tests/wire/test_fault_counts.py::test_a_worker_has_all_its_slots_after_ten_of_each_bad_end",
     ),
     Guard(

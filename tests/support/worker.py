@@ -45,7 +45,8 @@ def worker_settings(server: LocalNats, **changes: Any) -> Settings:
     """Simulated pool `chat-small`. Keys of [[models]], [worker], [policy], [nats], engine options and drain_s."""
     model: dict[str, Any] = {"slots": 4, "kv_tokens": 16_384, "context_length": 4096, "queue_length": 1000}
     engine: dict[str, Any] = {"pace_s": PACE_S}
-    policy = {"preemptions_max": 0}  # nobody releases what a worker parks here
+    # Nobody releases what a worker parks here; jobs are alike, and each is to take the place of one.
+    policy = {"preemptions_max": 0, "single_flight": False}
     sections: dict[str, dict[str, Any]] = {"worker": {}, "policy": policy, "nats": {}, "process": {}}
     for key, value in changes.items():
         section, _, name = key.partition("__")

@@ -218,6 +218,7 @@ class PolicySettings(Section, frozen=True):
     preempt_slack_s_min: Seconds = 20.0  # that a job keeps beyond what going on costs it; with less it does not yield
     preempt_delay_s: Seconds = 0.05  # a full worker leaves a priority job to workers with room for so long
     preempt_delay_elsewhere_s: Seconds = 0.5  # the same while the plan shows room elsewhere
+    single_flight: bool = True  # identical deterministic jobs of a tenant share one run while they meet in a worker
     stale_plan_factor: Factor = 2.0  # estimates are multiplied by this while the plan is stale
 
     def __post_init__(self) -> None:

@@ -40,3 +40,4 @@ class Bench(Struct, frozen=True):
     retries: Retries
     lengths: LengthBook
     reparking: Reparking
+    single_flight: Callable[[], bool]  # whether identical deterministic jobs share a sequence now

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from laneway.core.job import LaneJob, Result, Usage
 from laneway.core.lanes import FinishReason
+from laneway.policy.single_flight import flight_key
 from laneway.workers import metrics
 from laneway.workers.bench import Bench
 from laneway.workers.engine_requests import request_of
 from laneway.workers.engines.protocol import SequenceStep
 from laneway.workers.outcomes import Kind, Outcome, Spans
 from laneway.workers.resume import Continue, Rerun
-from laneway.workers.sequences import EngineDown, LiveSequence, SequenceOwner
+from laneway.workers.sequences import EngineDown, Flight, LiveSequence, SequenceOwner
 from laneway.workers.transcript import Transcript
 
 
@@ -34,6 +35,16 @@ class Generation:
     def submitted(self) -> bool:
         return self._sequence is not None
 
+    @property
+    def joined(self) -> bool:
+        """Whether it has part in a sequence that was there before, for an identical job."""
+        return self._sequence is not None and self._sequence.joined
+
+    def same(self, other: Generation) -> bool:
+        """Whether both have part in one sequence."""
+        mine, theirs = self._sequence, other._sequence
+        return mine is not None and theirs is not None and mine.work is theirs.work
+
     def submit(self, plan: Continue | Rerun) -> Outcome | None:
         """Asks the engine for what is still to come; the outcome where there is no engine."""
         done = plan.prefix.ids if isinstance(plan, Continue) else ()
@@ -41,11 +52,23 @@ class Generation:
         job = self._job
         try:
             self._sequence = self._bench.sequences.submit(
-                self._owner, lambda request_id: request_of(request_id, job.task, job.record.contract.lane, done)
+                self._owner,
+                lambda request_id: request_of(request_id, job.task, job.record.contract.lane, done),
+                self._flight(plan),
             )
         except EngineDown:
             return Outcome(Kind.ENGINE_LOST, message="the engine is down")
+        if self._sequence.joined:
+            metrics.SHARED.labels(self._bench.pool.name, job.record.contract.lane.value).inc()
         return None
+
+    def _flight(self, plan: Continue | Rerun) -> Flight | None:
+        job, bench = self._job, self._bench
+        key = flight_key(job.record.tenant, job.task, exact=bench.exact) if bench.single_flight() else None
+        if key is None:
+            return None
+        prefix = plan.prefix.ids if isinstance(plan, Continue) else plan.expected
+        return Flight(key, job.record.contract.lane, prefix, plan.start_index if isinstance(plan, Continue) else 0)
 
     async def discard(self) -> None:
         """Forgets a sequence that began too early, with its output; returns when the engine is rid of it."""
@@ -111,18 +134,26 @@ class Generation:
 
     def result(self, reason: FinishReason) -> Result:
         prompt, made = len(self._job.task.prompt_ids), len(self.transcript)
-        usage = Usage(prompt, self.transcript.cached_tokens, made, self._bench.pool.cost(prompt, made))
+        cached = prompt if self.joined else self.transcript.cached_tokens
+        usage = Usage(prompt, cached, made, self._bench.pool.cost(prompt, made))
         return self.transcript.result(reason, usage)
 
     def measure(self, began_s: float) -> None:
-        """The answer is stored: tells what it took. `began_s`: of the run, monotonic."""
+        """The answer is stored: tells what it took. `began_s`: of the run, monotonic.
+
+        One that joined tells only of its answer: how fast the engine is was told by whom it joined.
+        """
         bench, spans, transcript, record = self._bench, self.spans, self.transcript, self._job.record
         made = len(transcript) - self._replayed
+        lane = record.contract.lane.value
+        bench.lengths.observe(record.tenant, record.model, len(transcript))
+        if self.joined:
+            bench.rates.answered(made)
+            metrics.TOKENS.labels(bench.pool.name, lane).inc(made)
+            return
         uncached = len(self._job.task.prompt_ids) + self._replayed - transcript.cached_tokens
         bench.rates.prefilled(uncached, spans.prefill_s)
         bench.rates.decoded(made - 1, spans.decode_s)
-        bench.lengths.observe(record.tenant, record.model, len(transcript))
         bench.rates.finished(made, bench.clock.monotonic() - began_s)
-        lane = record.contract.lane.value
         metrics.TOKENS.labels(bench.pool.name, lane).inc(made)
         metrics.PREFILL.labels(bench.pool.name, lane).observe(spans.prefill_s)

@@ -19,6 +19,9 @@ PREEMPTIONS = metrics.counter(
     ["pool", "lane", "reason"],
 )
 PREFILL = metrics.histogram("laneway_worker_prefill_seconds", "From submission to the first token", ["pool", "lane"])
+SHARED = metrics.counter(
+    "laneway_worker_shared_total", "Jobs that joined the sequence of an identical one", ["pool", "lane"]
+)
 DROPPED = metrics.counter("laneway_worker_messages_dropped_total", "Token messages that could not be sent", ["pool"])
 RESUMED = metrics.counter(
     "laneway_worker_resumed_tokens", "Tokens that earlier attempts had computed and this worker went on from",

@@ -53,9 +53,13 @@ class Rates:
 
     def finished(self, tokens: int, service_s: float) -> None:
         """A job ended with a result, `service_s` after its claim."""
+        self.answered(tokens)
+        self._service.add(service_s)
+
+    def answered(self, tokens: int) -> None:
+        """A job ended with a result that says nothing of how fast the engine is."""
         self.jobs_done += 1
         self.tokens_done += tokens
-        self._service.add(service_s)
 
     @property
     def prefill_tokens_per_s(self) -> float:

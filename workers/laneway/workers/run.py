@@ -31,6 +31,7 @@ from laneway.workers.messages import Attachment
 from laneway.workers.outcomes import Kind, Outcome, ended
 from laneway.workers.outlets import Outlets
 from laneway.workers.resume import Continue, Offer, Rerun, Unsound
+from laneway.workers.seating import Seating
 from laneway.workers.takeover import Takeover
 
 DOOR_SILENCE_S = 3.0  # a door not heard of for so long is dead: three beats
@@ -41,7 +42,16 @@ _log = structlog.get_logger(__name__)
 class JobRun:
     """See the module."""
 
-    def __init__(self, bench: Bench, job: LaneJob, delivery: Delivery, seat: Seat, *, kept: bool = False) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        job: LaneJob,
+        delivery: Delivery,
+        seat: Seat,
+        seating: Seating,
+        *,
+        kept: bool = False,
+    ) -> None:
         """`kept`: it does not yield to priority."""
         now_s = bench.clock.monotonic()
         self._bench = bench
@@ -51,7 +61,8 @@ class JobRun:
         self.delivery = delivery
         self._delivered = delivered_of(delivery, job, bench.ack_wait_s[self.lane])
         self.seat = seat
-        self.kept = kept
+        self._seating = seating
+        self._kept = kept
         self.ack_wait = AckWait.begin(bench.ack_wait_s[self.lane], now_s, bench.sequences.stats().steps)
         self.outcome: Outcome | None = None
         self.attempt = 0  # 0: not claimed yet
@@ -76,6 +87,15 @@ class JobRun:
     def generated(self) -> int:
         """Tokens of its answer so far, those of earlier attempts among them."""
         return len(self._generation.transcript)
+
+    def beside(self, other: JobRun) -> bool:
+        """Whether both have part in one sequence of the engine."""
+        return self._generation.same(other._generation)
+
+    @property
+    def kept(self) -> bool:
+        """Whether it does not yield to priority: the floor started it, or its sequence would go on for others."""
+        return self._kept or self._seating.shared(self)
 
     @property
     def preemptions(self) -> int:
@@ -148,6 +168,8 @@ class JobRun:
             await self._generation.discard()
             if self.outcome is not None and self.outcome.kind in (Kind.FINISHED, Kind.ENGINE_FAILED):
                 self.outcome = None  # that of the sequence we discarded
+            if not self._seating.alone(self):
+                self._end(Outcome(Kind.HANDED_BACK))
         plan = await self._takeover.plan(self._owned.record, exact=self._bench.exact)
         if self.outcome is not None:
             return
@@ -347,6 +369,8 @@ class JobRun:
         outcome = self._generation.submit(plan)
         if outcome is not None:
             self._end(outcome)
+        elif self._generation.joined:
+            self._seating.joined(self)
 
     def _open_output(self, checkpointed: int = 0) -> None:
         """`checkpointed`: tokens of what it goes on from that checkpoints hold."""

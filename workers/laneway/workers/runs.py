@@ -70,15 +70,16 @@ class Runs:
         return self._bench.sequences.ready and not self._suspects.any
 
     def lower_prefills(self) -> int:
-        prefilling = sum(run.prefilling for run in self._live.values() if run.lane is not Lane.PRIORITY)
-        return prefilling + sum(fetch.lane is not Lane.PRIORITY for fetch in self._fetches.values())
+        prefilling = [run for run in self._live.values() if run.prefilling and run.lane is not Lane.PRIORITY]
+        sequences = len({id(run.seat) for run in prefilling})  # those of identical jobs have one
+        return sequences + sum(fetch.lane is not Lane.PRIORITY for fetch in self._fetches.values())
 
     def launch(self, delivery: Delivery, job: QueuedJob, *, kept: bool = False) -> None:
         assert self.running(job.record.job_id) is None, "a job runs once"
         lane = job.record.contract.lane
         seat = self._seats.take(lane, tokens_of(job))
         if isinstance(job, LaneJob):
-            self._start(JobRun(self._bench, job, delivery, seat, kept=kept))
+            self._start(JobRun(self._bench, job, delivery, seat, self, kept=kept))
             return
         bench = self._bench
         steps = bench.sequences.stats().steps
@@ -100,7 +101,7 @@ class Runs:
         finally:
             del self._fetches[fetch.job_id]
             if isinstance(got, LaneJob) and not late and self.may_start():
-                self._start(JobRun(self._bench, got, fetch.delivery, fetch.seat, kept=fetch.kept))
+                self._start(JobRun(self._bench, got, fetch.delivery, fetch.seat, self, kept=fetch.kept))
             else:
                 self._seats.give_back(fetch.seat)
                 self._on_change()
@@ -126,8 +127,33 @@ class Runs:
 
     async def _free_seat(self, run: JobRun) -> None:
         await run.rid()
-        self._seats.give_back(run.seat)
+        self._give_back(run)
         self._on_change()
+
+    # --- whose seat it is ----------------------------------------------------------------------------
+
+    def joined(self, run: JobRun) -> None:
+        other = next(other for other in self._live.values() if other is not run and other.beside(run))
+        self._give_back(run)
+        run.seat = other.seat
+        self._on_change()
+
+    def alone(self, run: JobRun) -> bool:
+        if not self.shared(run):
+            return True
+        tokens = tokens_of(run.job)
+        if not self._seats.fits(tokens):
+            return False
+        run.seat = self._seats.take(run.lane, tokens)
+        return True
+
+    def shared(self, run: JobRun) -> bool:
+        return any(other is not run and other.seat is run.seat for other in self._live.values())
+
+    def _give_back(self, run: JobRun) -> None:
+        """The last one of a sequence gives its seat back."""
+        if not self.shared(run):
+            self._seats.give_back(run.seat)
 
     async def _run(self, run: JobRun) -> None:
         try:
@@ -135,7 +161,7 @@ class Runs:
             self._count(run.lane, word)
         finally:
             del self._live[run.job_id]
-            self._seats.give_back(run.seat)
+            self._give_back(run)
             self._suspects.run_left(run)
             self._on_change()
 

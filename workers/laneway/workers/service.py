@@ -138,6 +138,7 @@ class Worker:
             retries=retries,
             lengths=self._lengths,
             reparking=Reparking(LaneStore(bus, region), options.pool, self._fresh_plan, clock, self._floor),
+            single_flight=lambda: self.policy.settings.single_flight,
         )
         self._tasks = asyncio.TaskGroup()
         self.seats: Seats | None = None
@@ -193,6 +194,7 @@ class Worker:
         options = self._options
         capacity = await self.engine.ready()
         seats = self.seats = Seats(capacity, options.slots)
+        self.sequences.followers_max = seats.slots
         params = self.policy.derive(lambda values: pull_params(values, options.slots or options.pool.slots))
         runs = self.runs = Runs(self._bench, seats, self._disposal, self._references, self._spawn, self._run_left)
         async with contextlib.AsyncExitStack() as stack:
