@@ -185,7 +185,7 @@ async def test_preempted_work_ends_once_with_all_its_tokens_whatever_the_load(se
     dice = Random(seed)
     async with region_of(workers=dice.randint(1, 2), slots=dice.randint(1, 3), floor_turns=10) as region:
         lower = [
-            region.submit(dice.choice((Lane.BATCH, Lane.DEFERRABLE)), dice.randint(1, 1000), n=dice.choice((1, 1, 2)))
+            region.submit(dice.choice((Lane.BATCH, Lane.DEFERRABLE)), dice.randint(1, 1000), min_tokens=dice.choice((0, 0, 1)))
             for _ in range(15)
         ]
         urgent = []
@@ -200,6 +200,6 @@ async def test_preempted_work_ends_once_with_all_its_tokens_whatever_the_load(se
             assert life.made == life.job.task.sampling.max_tokens
         assert region.preempted or seed > 1
         assert all(count <= 2 for count in region.preempted.values())
-        unsound = {life.job.record.job_id for life in lower if life.job.task.sampling.n > 1}
+        unsound = {life.job.record.job_id for life in lower if life.job.task.sampling.min_tokens}
         assert all(len(region.lives[job_id].starts_s) == 1 for job_id in unsound - set(region.preempted))
         assert not {life.job.record.job_id for life in urgent} & set(region.preempted)

@@ -159,7 +159,7 @@ class ModelFloor:
     def launch(self, delivery: Delivery, job: QueuedJob, *, kept: bool) -> None:
         assert isinstance(job, LaneJob)
         assert job.record.job_id not in self.region.running, "a job runs once"
-        seat = self.seats.take(job.record.contract.lane, len(job.task.prompt_ids) + job.task.sampling.max_tokens)
+        seat = self.seats.take(job.record.contract.lane, self.seats.ask(job))
         run = ModelRun(self, job, delivery, seat, kept=kept)
         self.live[run.job_id] = run
         self.region.running.add(run.job_id)

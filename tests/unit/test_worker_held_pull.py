@@ -10,7 +10,7 @@ from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import PullParams
 from laneway.workers.engines.protocol import EngineCapacity
 from laneway.workers.floor import PlainGate
-from laneway.workers.ledger import Seats
+from laneway.workers.ledger import KvAsk, Seats
 from laneway.workers.pulling import PullLoop
 
 
@@ -129,7 +129,7 @@ async def test_no_pull_is_held_without_a_reserved_slot_or_in_a_paused_lane():
         (loop_of(full := consumers(), filled := seats_of(1)), full),
     ):
         if servers is full:
-            filled.take(Lane.BATCH, 10)
+            filled.take(Lane.BATCH, KvAsk(10, 0))
         async with running(pulls):
             assert not servers[Lane.PRIORITY].held
 
@@ -138,7 +138,7 @@ async def test_a_held_job_goes_back_at_once_when_its_slot_is_gone():
     servers, seats = consumers(), seats_of(1)
     async with running(loop_of(servers, seats)):
         assert servers[Lane.PRIORITY].held
-        seats.take(Lane.BATCH, 10)  # a due floor
+        seats.take(Lane.BATCH, KvAsk(5, 5))  # a due floor
         delivery = HeldDelivery()
         servers[Lane.PRIORITY].end("", delivery)
         await settle()

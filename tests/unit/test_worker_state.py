@@ -17,7 +17,7 @@ from laneway.runtime.settings import PolicySettings, Settings, WorkerSettings
 from laneway.workers.ackwait import AckWait
 from laneway.workers.engine_keeper import RESTART_WINDOW_S, RESTARTS_MAX, restart_delay_s
 from laneway.workers.engines.protocol import EngineCapacity
-from laneway.workers.ledger import Seat, Seats
+from laneway.workers.ledger import KvAsk, Seat, Seats
 from laneway.workers.rates import PREFILL_SAMPLE_TOKENS_MIN, Rates
 from laneway.workers.server import check_capabilities, options_of
 from laneway.workers.suspects import Suspects
@@ -29,31 +29,35 @@ CAPACITY = EngineCapacity(slots=4, kv_tokens=1000, context_length=500, vocabular
 # --- seats -------------------------------------------------------------------------------------------
 
 
+def of(tokens: int) -> KvAsk:
+    return KvAsk(tokens - 1, 1)
+
+
 def test_kv_is_reserved_in_whole_blocks():
     seats = Seats(CAPACITY)
-    assert (seats.kv_tokens, seats.need(1), seats.need(32), seats.need(33)) == (992, 32, 32, 64)
-    seats.take(Lane.BATCH, 33)
+    assert (seats.kv_tokens, seats.need(of(1)), seats.need(of(32)), seats.need(of(33))) == (992, 32, 32, 64)
+    seats.take(Lane.BATCH, of(33))
     assert (seats.kv_tokens_used, seats.kv_tokens_free) == (64, 928)
 
 
 @pytest.mark.parametrize(("tokens", "ever"), [(500, True), (501, False)])
 def test_what_exceeds_the_context_never_fits(tokens: int, ever: bool):
-    assert Seats(CAPACITY).can_ever_fit(tokens) is ever
+    assert Seats(CAPACITY).can_ever_fit(of(tokens)) is ever
 
 
 @pytest.mark.parametrize(("tokens", "ever"), [(992, True), (993, False)])
 def test_what_exceeds_the_cache_never_fits(tokens: int, ever: bool):
     capacity = EngineCapacity(4, 1000, 4096, 256, block_tokens=32)
-    assert Seats(capacity).can_ever_fit(tokens) is ever
+    assert Seats(capacity).can_ever_fit(of(tokens)) is ever
     assert Seats(capacity).largest == 992
 
 
 def test_slots_and_kv_both_limit():
     seats = Seats(CAPACITY, slots=2)
-    seats.take(Lane.PRIORITY, 10)
-    assert seats.fits(500)
-    seats.take(Lane.BATCH, 480)
-    assert not seats.fits(1)
+    seats.take(Lane.PRIORITY, of(10))
+    assert seats.fits(of(500))
+    seats.take(Lane.BATCH, of(480))
+    assert not seats.fits(of(1))
     assert seats.by_lane() == {Lane.PRIORITY: 1, Lane.DEFERRABLE: 0, Lane.BATCH: 1}
 
 
@@ -66,10 +70,10 @@ def test_seats_given_back_leave_nothing_behind(events: list[tuple[Lane, int, boo
             seat = live.pop()
             seats.give_back(seat)
             seats.give_back(seat)
-        elif seats.fits(tokens):
-            live.append(seats.take(lane, tokens))
+        elif seats.fits(of(tokens)):
+            live.append(seats.take(lane, of(tokens)))
         assert len(seats) == len(live) <= 4
-        assert seats.kv_tokens_used == sum(seat.kv_tokens for seat in live) <= seats.kv_tokens
+        assert seats.kv_tokens_used == sum(-(-seat.ask.tokens // 32) * 32 for seat in live) <= seats.kv_tokens
         assert sum(seats.by_lane().values()) == len(live)
     for seat in live:
         seats.give_back(seat)

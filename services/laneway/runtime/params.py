@@ -9,6 +9,7 @@ from __future__ import annotations
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.admit import AdmitParams
 from laneway.policy.fire import FireParams
+from laneway.policy.kv import KvParams
 from laneway.policy.preempt import PreemptParams
 from laneway.policy.pull import PullParams
 from laneway.policy.release import ReleaseParams
@@ -63,6 +64,10 @@ def pull_params(policy: PolicySettings, slots: int) -> PullParams:
         priority_reserved_slots=reserved,
         lower_prefills_max=policy.lower_lane_prefills_max,
     )
+
+
+def kv_params(policy: PolicySettings) -> KvParams:
+    return KvParams(prediction=policy.kv_prediction, target=policy.kv_target)
 
 
 def preempt_params(policy: PolicySettings) -> PreemptParams:

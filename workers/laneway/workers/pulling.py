@@ -21,7 +21,7 @@ import structlog
 from msgspec.structs import replace
 
 from laneway.core.clock import Clock
-from laneway.core.job import QueuedJob, tokens_of
+from laneway.core.job import QueuedJob
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import (
     LaneView,
@@ -42,7 +42,7 @@ from laneway.workers.ackwait import AckWait
 from laneway.workers.claims import Nak
 from laneway.workers.deliveries import answer
 from laneway.workers.floor import Floor, Gate, Holder, NoRelief, Relief
-from laneway.workers.ledger import Seats
+from laneway.workers.ledger import KvAsk, Seats
 
 # A bell may be ahead of its message: about one pull in 800 made at once after it finds nothing (measured on nats-server
 # 2.15.1). So a rung lane that looks empty is looked at again, without waiting for it: others may have taken the job.
@@ -57,7 +57,7 @@ _log = structlog.get_logger(__name__)
 class Staged:
     delivery: Delivery
     job: QueuedJob
-    tokens: int
+    ask: KvAsk
     ack_wait: AckWait
     since_s: float  # monotonic: when it was first heard of, as far as is known
     relieved: bool = False  # a run yields to it
@@ -201,8 +201,8 @@ class PullLoop:
         contract, now_s = job.record.contract, self._clock.now()
         if self._holder(job.record.job_id) is not None or not contract.not_before_s <= now_s < contract.deadline_s:
             return False
-        tokens = tokens_of(job)
-        if not (self._seats.can_ever_fit(tokens) and self._seats.fits(tokens)):
+        ask = self._seats.ask(job)
+        if not (self._seats.can_ever_fit(ask) and self._seats.fits(ask)):
             return False
         self._hints[Lane.PRIORITY] = delivery.pending > 0
         self._launch(delivery, job, self._views())
@@ -255,7 +255,7 @@ class PullLoop:
     async def _make_room(self) -> None:
         """One run for one priority job. Where none would do, the job is not kept from other workers."""
         staged = self._staged[Lane.PRIORITY]
-        if self._relief.make_room(self._seats.need(staged.tokens)):
+        if self._relief.make_room(self._seats.need(staged.ask)):
             staged.relieved = True
             return
         self._relief_from_s = self._clock.monotonic() + self._fallback_s
@@ -329,25 +329,25 @@ class PullLoop:
             await self._take(delivery, job, lane, views)
 
     async def _take(self, delivery: Delivery, job: QueuedJob, lane: Lane, views: list[LaneView]) -> None:
-        tokens = tokens_of(job)
-        if not self._seats.can_ever_fit(tokens):
+        ask = self._seats.ask(job)
+        if not self._seats.can_ever_fit(ask):
             self._floor.dispose_too_large(delivery, job)
-        elif self._has_room(lane, tokens, views):
+        elif self._has_room(lane, ask, views):
             self._launch(delivery, job, views)
         elif lane not in self._staged:
             now_s = self._clock.monotonic()
             wait = AckWait.begin(self._ack_wait_s[lane], now_s, self._engine_steps())
-            self._staged[lane] = Staged(delivery, job, tokens, wait, self._asked_s)
+            self._staged[lane] = Staged(delivery, job, ask, wait, self._asked_s)
         else:
             await answer(delivery, Nak(0.0, "no_room"))
 
-    def _has_room(self, lane: Lane, tokens: int, views: list[LaneView]) -> bool:
+    def _has_room(self, lane: Lane, ask: KvAsk, views: list[LaneView]) -> bool:
         """Its size is known only now, and an earlier job of the same pull may have used up what the gate allows."""
-        if not self._seats.fits(tokens) or lane is Lane.PRIORITY:
-            return self._seats.fits(tokens)
+        if not self._seats.fits(ask) or lane is Lane.PRIORITY:
+            return self._seats.fits(ask)
         if floor_is_due(views, self._turns, self._params):
             return self._gate.floor_places() > 0
-        need = self._seats.need(tokens)
+        need = self._seats.need(ask)
         return self._gate.lower_places() > 0 and need + self._reserve(need) <= self._seats.kv_tokens_free
 
     def _reserve(self, need: int) -> int:
@@ -390,7 +390,7 @@ class PullLoop:
                 lane,
                 self._hints[lane] and lane not in held,
                 lane in paused,
-                self._seats.need(self._staged[lane].tokens) if lane in self._staged else None,
+                self._seats.need(self._staged[lane].ask) if lane in self._staged else None,
             )
             for lane in LANES
         ]

@@ -1,5 +1,7 @@
 """Which run yields to priority here, and when: policy.preempt applied to the runs of this worker.
 
+The same choice is made where runs have outgrown what the ledger predicted of them, before the engine evicts one.
+
 A run that yields is told so at once, and so is the engine; its place is free as soon as the engine is rid of it, while
 its record and its lane message are still being written.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import structlog
+from msgspec.structs import replace
 
 from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
@@ -27,11 +30,10 @@ from laneway.policy.preempt import (
 )
 from laneway.workers import metrics
 from laneway.workers.ledger import Seats
+from laneway.workers.predicting import predicted_tokens
 from laneway.workers.rates import Rates
 from laneway.workers.run import JobRun
 from laneway.workers.runs import Runs
-
-PREDICTED_QUANTILE = 0.9  # of output lengths; who outlives it is expected to go on to its limit
 
 _log = structlog.get_logger(__name__)
 
@@ -59,6 +61,7 @@ class Yielding:
         self._plan = plan
         self._clock = clock
         self._params = params
+        self._outgrown = False  # what runs, by now known to be left to the engine
 
     def wait_s(self, *, staged: bool) -> float | None:
         params = self._params()
@@ -80,10 +83,36 @@ class Yielding:
             now_s=self._clock.now(),
             params=self._params(),
         )
+        return self._preempt(victim, "no_kv" if self._seats.slots_free else "no_slot")
+
+    def look_at_kv(self) -> None:
+        """After each step: where answers got longer than predicted and the engine is about to evict one of them, the
+        newest run of the lowest lane yields by checkpoint, one at a time. Where none may, the engine evicts: what it
+        computes again costs time, and no token."""
+        short_tokens = self._seats.overrun_tokens()
+        if not short_tokens:
+            self._outgrown = False
+            return
+        lower = self._lower()
+        if self._outgrown or any(run.outcome is not None for run in lower):  # one is on its way out
+            return
+        victim = choose_victim(
+            [replace(self._standing(run), kv_tokens=self._seats.holds(run.seat)) for run in lower],
+            need_kv_tokens=0,
+            free_kv_tokens=0,
+            speeds=self._speeds(),
+            now_s=self._clock.now(),
+            params=self._params(),
+        )
+        if not self._preempt(victim, "kv_outgrown"):
+            self._outgrown = True
+            _log.warning("kv_outgrown", short_tokens=short_tokens, running=len(self._seats))
+            metrics.KV_OUTGROWN.labels(self._pool.name).inc()
+
+    def _preempt(self, victim: Standing | None, reason: str) -> bool:
         run = next((run for run in self._runs if victim is not None and run.job_id == victim.job_id), None)
         if victim is None or run is None:
             return False
-        reason = "no_kv" if self._seats.slots_free else "no_slot"
         _log.info("run_preempted", job_id=run.job_id, lane=run.lane.value, reason=reason, generated=victim.generated)
         metrics.PREEMPTIONS.labels(self._pool.name, run.lane.value, reason).inc()
         self._runs.preempt(run)
@@ -104,7 +133,7 @@ class Yielding:
             run.job_id,
             run.lane,
             began_s=run.began_s,
-            kv_tokens=run.seat.kv_tokens,
+            kv_tokens=self._seats.frees(run.seat),
             prompt_tokens=len(task.prompt_ids),
             generated=run.generated,
             predicted=self._predicted(run),
@@ -116,10 +145,5 @@ class Yielding:
         )
 
     def _predicted(self, run: JobRun) -> int:
-        sampling, record = run.job.task.sampling, run.job.record
-        if sampling.ignore_eos:
-            return sampling.max_tokens
-        predicted = self._lengths.predict(
-            record.tenant, record.model, PREDICTED_QUANTILE, sampling.max_tokens, min_tokens=sampling.min_tokens or 0
-        )
-        return predicted if run.generated < predicted else sampling.max_tokens
+        predicted = predicted_tokens(run.job, self._lengths)
+        return predicted if run.generated < predicted else run.job.task.sampling.max_tokens
