@@ -310,7 +310,7 @@ PLAN = Plan(
     paused=frozenset({Lane.BATCH}),
     tenants=(TenantDepth("acme", Lane.BATCH, 4_100),),
     counted_before=98_765,
-    policy=PolicyVersion(3, '{"batch_weight":1.0}', NOW_S - 5.0),
+    policy=PolicyVersion(3, '{"batch_weight":1.0}', NOW_S - 5.0, "there is no setting policy.x", ("nats.url",)),
 )
 DIGEST = RegionDigest(
     region="eu",

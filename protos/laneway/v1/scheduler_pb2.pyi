@@ -36,14 +36,18 @@ class Plan(_message.Message):
     def __init__(self, region: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolPlan, _Mapping]]] = ..., paused: _Optional[_Iterable[_Union[_common_pb2.Lane, str]]] = ..., tenants: _Optional[_Iterable[_Union[TenantDepth, _Mapping]]] = ..., counted_before: _Optional[int] = ..., policy: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
 
 class PolicyVersion(_message.Message):
-    __slots__ = ("version", "json", "loaded_at")
+    __slots__ = ("version", "json", "loaded_at", "refused", "restart")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     JSON_FIELD_NUMBER: _ClassVar[int]
     LOADED_AT_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    RESTART_FIELD_NUMBER: _ClassVar[int]
     version: int
     json: str
     loaded_at: _timestamp_pb2.Timestamp
-    def __init__(self, version: _Optional[int] = ..., json: _Optional[str] = ..., loaded_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    refused: str
+    restart: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., json: _Optional[str] = ..., loaded_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., refused: _Optional[str] = ..., restart: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StepTimes(_message.Message):
     __slots__ = ("base_s", "sequence_s", "context_token_s", "prefill_token_s", "chunk_tokens")

@@ -150,6 +150,8 @@ class PolicyVersion(Struct, frozen=True):
     version: int = 0  # rises with each change; 0: none was published
     json: str = ""  # all values, defaults filled in
     loaded_s: float = 0.0  # Unix seconds
+    refused: str = ""  # why the settings as they stand now were not taken; empty: they were
+    restart: tuple[str, ...] = ()  # settings that changed since the scheduler started, and only a restart takes up
 
 
 class Plan(Struct, frozen=True):

@@ -13,12 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 
 import structlog
+from msgspec.structs import replace
 from nats.aio.msg import Msg
 
 from laneway.core import subjects
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
-from laneway.core.fleet import Plan
+from laneway.core.fleet import Plan, PolicyVersion
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.runtime import metrics
 from laneway.runtime.bus import Bus, BusError, OutOfStorage
@@ -36,6 +37,8 @@ from laneway.scheduler.object_sweep import SWEEP_EVERY_S, ObjectSweep
 from laneway.scheduler.parking import Parking
 from laneway.scheduler.pauses import Pauses
 from laneway.scheduler.planner import Planner
+from laneway.scheduler.policy_reload import PolicyReload
+from laneway.scheduler.policy_versions import PolicyVersions
 from laneway.scheduler.releaser import Releaser
 from laneway.scheduler.stagger import Staggerer
 from laneway.scheduler.stranded import StrandedJobs
@@ -71,6 +74,7 @@ class Lead:
         look_now: asyncio.Event,
         before: Plan | None = None,
         policy: LivePolicy,
+        reload: PolicyReload | None = None,
     ) -> None:
         region, own = settings.region.name, settings.scheduler
         self.plan: Plan | None = None
@@ -82,6 +86,8 @@ class Lead:
         self._look_now = look_now
         self._interval_s = own.plan_interval_s
         self._policy = policy
+        published = before.policy if before is not None else PolicyVersion()
+        self._versions = PolicyVersions(policy, clock, published, reload)
         self._limits = settings.admission.tenant_jobs_max.by_lane
         self._planning_s = 0.0  # of the last look
         self._workers: dict[str, tuple[object, ...]] = {}
@@ -134,7 +140,7 @@ class Lead:
         began_s = self._clock.monotonic()
         index, epoch, paused = self.parking.index, self._leadership.epoch, self._pauses.lanes
         plan = await self.planner.make(index, epoch, paused, lambda: self.sweeper.near_limit(self._limits))
-        self.plan = plan
+        self.plan = plan = replace(plan, policy=self._versions.now())
         if self._leadership.held():
             await self.planner.publish(plan, least_gap_s=self._interval_s)
         self._planning_s = self._clock.monotonic() - began_s

@@ -22,10 +22,12 @@ from laneway.runtime.nats_clock import NatsClock
 from laneway.runtime.plans import PlanView
 from laneway.runtime.records import RecordStore
 from laneway.runtime.settings import Settings
+from laneway.runtime.settings_source import SettingsSource
 from laneway.scheduler.decisions import DecisionLog
 from laneway.scheduler.lead import Lead
 from laneway.scheduler.leader import Leadership
 from laneway.scheduler.pauses import Pauses
+from laneway.scheduler.policy_reload import PolicyReload
 
 RETRY_S = 0.5
 
@@ -44,8 +46,10 @@ class Scheduler:
         *,
         connect: Callable[[str], Awaitable[Bus]] | None = None,
         random: Random = SYSTEM_RANDOM,
+        source: SettingsSource | None = None,
     ) -> None:
-        """`connect` makes one more connection of a given name, by default to the settings' NATS."""
+        """`connect` makes one more connection of a given name, by default to the settings' NATS. `source`: where the
+        settings are read from again; None: they are not."""
         region = settings.region.name
         clock = NatsClock(bus, system)
         self.region = region
@@ -63,6 +67,7 @@ class Scheduler:
             bus, region, clock, who=f"{bus.name}-{random.randbytes(8).hex()}", ttl_s=settings.scheduler.leader_ttl_s
         )
         self._look_now = asyncio.Event()
+        self.reload = PolicyReload(settings, self.policy, source, self._look_now.set) if source else None
         self.pauses = Pauses(bus, region, self._look_now.set)
         self._settings = settings
         self._connect = connect or self._connect_as_set
@@ -90,8 +95,9 @@ class Scheduler:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Stands by and leads in turns until told to stop; streams of plans end then."""
+        reload = self.reload.run() if self.reload else asyncio.Event().wait()
         try:
-            await self._stand_by_and_lead(stop)
+            await first_of(self._stand_by_and_lead(stop), reload)
         finally:
             self._stopped = True
             self._wake_watchers()
@@ -151,6 +157,7 @@ class Scheduler:
             look_now=self._look_now,
             before=self.plans.plan,
             policy=self.policy,
+            reload=self.reload,
         )
 
 

@@ -33,9 +33,13 @@ def admission(config: ConfigOption = None, set_: SetOption = None) -> None:
 def scheduler(config: ConfigOption = None, set_: SetOption = None) -> None:
     """Run the scheduler service: the plan, and the release of parked jobs."""
     settings = settings_of(config, set_)
+    from functools import partial
+
+    from laneway.runtime.settings_source import SettingsSource
     from laneway.scheduler.server import serve
 
-    _run("scheduler", settings, serve, listen=settings.scheduler.listen)
+    source = SettingsSource(config, flags_of(set_))
+    _run("scheduler", settings, partial(serve, source=source), listen=settings.scheduler.listen)
 
 
 def routing(config: ConfigOption = None, set_: SetOption = None) -> None:

@@ -58,6 +58,7 @@ class LivePolicy:
         if published.json != self._json:
             self._json = published.json
             self.set(merged(published.json, self._own))
+            _log.info("policy_taken", version=self.version)
 
     def set(self, settings: PolicySettings) -> None:
         """Goes by these values from now on."""
@@ -71,6 +72,17 @@ class LivePolicy:
 def policy_json(policy: PolicySettings) -> str:
     """All values, as they are published: the same text for the same values."""
     return msgspec.json.encode(policy, order="sorted").decode()
+
+
+def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Published values by dotted key."""
+    out: dict[str, object] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            out.update(flat(value, f"{prefix}{name}."))
+        else:
+            out[prefix + name] = value
+    return out
 
 
 def merged(published: str, own: PolicySettings) -> PolicySettings:

@@ -6,6 +6,9 @@ are cheap, and nothing keeps what they gave beyond one decision.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from laneway.core.errors import ConfigError
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.admit import AdmitParams
 from laneway.policy.fire import FireParams
@@ -18,6 +21,23 @@ from laneway.runtime.settings import AdmissionSettings, PolicySettings
 # Beyond the workers' own delay: a pull, the engine's step or prefill chunk under way, and the abort.
 YIELD_S = 0.15
 RESERVE_FROM_SLOTS = 4  # smaller workers reserve no slot for priority unless told to
+
+
+def check_params(policy: PolicySettings) -> None:
+    """ConfigError where these values make no sense together: what a function below objects to must come up when they
+    are read, and not at a decision."""
+    made: tuple[Callable[[], object], ...] = (
+        lambda: fire_params(policy),
+        lambda: admit_params(policy, AdmissionSettings()),
+        lambda: release_params(policy, 1.0),
+        lambda: pull_params(policy, 1),
+        lambda: preempt_params(policy),
+    )
+    for make in made:
+        try:
+            make()
+        except ValueError as error:
+            raise ConfigError(f"policy: {error}") from None
 
 
 def fire_params(policy: PolicySettings) -> FireParams:

@@ -61,7 +61,7 @@ def plan_from_proto(message: scheduler_pb2.Plan) -> Plan:
         paused=frozenset(enums.LANE_FROM_WIRE[lane] for lane in message.paused),
         tenants=tuple(TenantDepth(t.tenant, enums.LANE_FROM_WIRE[t.lane], t.open) for t in message.tenants),
         counted_before=message.counted_before,
-        policy=PolicyVersion(message.policy.version, message.policy.json, unix_s(message.policy.loaded_at)),
+        policy=_policy_from_proto(message.policy),
     )
 
 
@@ -179,7 +179,17 @@ def step_times_from_proto(message: scheduler_pb2.StepTimes) -> StepTimes:
 
 def _policy_to_proto(policy: PolicyVersion) -> scheduler_pb2.PolicyVersion:
     return scheduler_pb2.PolicyVersion(
-        version=policy.version, json=policy.json, loaded_at=timestamp_of(policy.loaded_s)
+        version=policy.version,
+        json=policy.json,
+        loaded_at=timestamp_of(policy.loaded_s),
+        refused=policy.refused,
+        restart=policy.restart,
+    )
+
+
+def _policy_from_proto(message: scheduler_pb2.PolicyVersion) -> PolicyVersion:
+    return PolicyVersion(
+        message.version, message.json, unix_s(message.loaded_at), message.refused, tuple(message.restart)
     )
 
 
