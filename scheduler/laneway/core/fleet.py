@@ -11,6 +11,7 @@ from laneway.core.lanes import Lane
 
 LEASE_S = 3.0  # a worker incarnation is dead when it has not been heard of for this long (monotonic)
 RENEW_S = 1.0
+HOT_PREFIXES_MAX = 64  # that a worker, a pool or a region names as being in its caches
 
 
 class WorkerState(StrEnum):

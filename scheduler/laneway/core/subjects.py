@@ -27,6 +27,7 @@ H_RECORD_STATE = "Laneway-State"  # a JobState
 H_RECORD_DEADLINE = "Laneway-Deadline"  # Unix ms
 H_RECORD_CREATED = "Laneway-Created"  # Unix ms
 H_RECORD_LANE = "Laneway-Lane"  # a Lane; older releases write none
+H_RECORD_OUTCOME = "Laneway-Outcome"  # of a job that ended: its times against its verdict (policy.calibration), JSON
 
 
 # As many tokens as one likes: one match for a whole subject.
@@ -111,6 +112,12 @@ def ready_filter(region: str, lane: Lane, pool: str, home: str = HOME_ANY) -> st
     return _join("lane", region, lane.value, pool, home, ">")
 
 
+def ready_filter_parts(subject: str) -> tuple[str, str] | None:
+    """(pool, home) of a filter of ready subjects; None for any other filter."""
+    tokens = subject.split(".")
+    return (tokens[3], tokens[4]) if len(tokens) == 6 and tokens[0] == "lane" and tokens[5] == ">" else None
+
+
 def bell(subject: str) -> str:
     """The headers-only copy of a lane or park subject that the server republishes (core NATS)."""
     return f"bell.{subject}"
@@ -137,7 +144,7 @@ class ParkSubject(Struct, frozen=True):
 
     @property
     def ready(self) -> str:
-        """The ready subject this job is released to."""
+        """The ready subject this job is released to where its message names no other, as one with a home does."""
         return ready(self.region, self.lane, self.pool, self.tenant, self.job)
 
     @classmethod

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from msgspec import Struct, field
 
 from laneway.core.catalogue import Catalogue, Pool
-from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
+from laneway.core.fleet import HOT_PREFIXES_MAX, HomePlan, LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
 from laneway.core.lanes import LANES, PARKING_LANES, Lane
+from laneway.policy.affinity import merge_hot
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Snapshot(Struct, frozen=True):
     demand: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)  # pool: (due Unix s, device-s)
     oldest_wait_s: Mapping[tuple[str, Lane], float] = field(default_factory=dict)
     paused: frozenset[Lane] = frozenset()
+    homes: Mapping[str, tuple[HomePlan, ...]] = field(default_factory=dict)  # by pool
 
 
 def make_plan(
@@ -88,6 +90,8 @@ def _pool_plan(pool: Pool, snapshot: Snapshot, now_s: float, params: PlanParams)
         service_s=service_s,
         desired_workers=desired_workers(pool, lanes, snapshot.demand.get(pool.name, ()), now_s, params),
         lanes=lanes,
+        homes=snapshot.homes.get(pool.name, ()),
+        hot_prefixes=merge_hot((each.hot_prefixes for each in leases), HOT_PREFIXES_MAX),
     )
 
 

@@ -55,13 +55,14 @@ class Parking:
         self._suspect: set[Lane] = set()
 
     @asynccontextmanager
-    async def watch(self, became_ready: Callable[[str, Lane], None]) -> AsyncIterator[None]:
-        """Subscribes to the bells, then builds the index; `became_ready` gets pool and lane of each ready message."""
+    async def watch(self, became_ready: Callable[[str, Lane, str], None]) -> AsyncIterator[None]:
+        """Subscribes to the bells, then builds the index; `became_ready` gets pool, lane and home of each ready
+        message."""
 
         def ready(msg: Msg) -> None:
-            _, _, _, lane, pool, _, _, job = msg.subject.split(".")
+            _, _, _, lane, pool, home, _, job = msg.subject.split(".")
             self.forget(job)
-            became_ready(pool, Lane(lane))
+            became_ready(pool, Lane(lane), home)
 
         async with AsyncExitStack() as stack:
             stack.callback(self._bus.on_reconnect(self._suspect_all))

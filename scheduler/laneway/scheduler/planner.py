@@ -10,37 +10,48 @@ from msgspec.structs import replace
 
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
-from laneway.core.fleet import Plan, TenantDepth
+from laneway.core.fleet import EtaFit, Plan, TenantDepth
 from laneway.core.lanes import LANES, PARKING_LANES, Lane
+from laneway.core.subjects import HOME_ANY
+from laneway.policy.calibration import with_fits
 from laneway.policy.parked import ParkIndex
 from laneway.policy.plan import Depth, Parked, Snapshot, make_plan
 from laneway.runtime.bus import ApiError, Bus
-from laneway.runtime.lanes import LaneStore
+from laneway.runtime.lanes import LaneDepth, LaneStore
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.plans import PlanPublisher
+from laneway.scheduler.homes import HomeDepths, Homes, lane_totals
 
 DEMAND_AGE_S = 1.0
-WAITS_MAX = 100_000  # ready messages of a pool and lane whose age is known
+WAITS_MAX = 100_000  # ready messages of a pool, lane and home whose age is known
 
 
 class ReadyAges:
-    """How long the oldest ready message of a lane has waited, from the bells: messages are pulled in their order, so
-    the last `ready` ones that rang are those that wait."""
+    """How long the oldest ready message of a lane and home has waited, from the bells: messages of a home are pulled in
+    their order, so the last `ready` ones that rang are those that wait."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._rang_s: dict[tuple[str, Lane], deque[float]] = {}
+        self._rang_s: dict[tuple[str, Lane, str], deque[float]] = {}
 
-    def rang(self, pool: str, lane: Lane) -> None:
-        self._rang_s.setdefault((pool, lane), deque(maxlen=WAITS_MAX)).append(self._clock.monotonic())
+    def rang(self, pool: str, lane: Lane, home: str = HOME_ANY) -> None:
+        self._rang_s.setdefault((pool, lane, home), deque(maxlen=WAITS_MAX)).append(self._clock.monotonic())
 
-    def oldest_s(self, pool: str, lane: Lane, ready: int) -> float:
-        rang_s = self._rang_s.get((pool, lane))
+    def oldest_s(self, pool: str, lane: Lane, ready: int, home: str = HOME_ANY) -> float:
+        rang_s = self._rang_s.get((pool, lane, home))
         if rang_s is None:
             return 0.0
         while len(rang_s) > ready:
             rang_s.popleft()
         return self._clock.monotonic() - rang_s[0] if rang_s else 0.0
+
+    def oldest_by_lane_s(self, depths: HomeDepths) -> dict[tuple[str, Lane], float]:
+        """Of each pool and lane, whatever the home."""
+        oldest_s: dict[tuple[str, Lane], float] = {}
+        for (pool, lane, home), depth in depths.items():
+            waited_s = self.oldest_s(pool, lane, depth.ready, home)
+            oldest_s[pool, lane] = max(waited_s, oldest_s.get((pool, lane), 0.0))
+        return oldest_s
 
 
 class Planner:
@@ -54,7 +65,9 @@ class Planner:
         clock: Clock,
         *,
         valid_s: float,
+        fits: Callable[[], Mapping[tuple[str, Lane], tuple[EtaFit, EtaFit]]] = dict,
     ) -> None:
+        """`fits`: how earlier verdicts of a pool and lane compare with what came of them."""
         self.depths: dict[tuple[str, Lane], Depth] = {}
         self.ages = ReadyAges(clock)
         self.pending = False  # the last plan made says something that is not published yet
@@ -64,7 +77,9 @@ class Planner:
         self._leases = leases
         self._clock = clock
         self._valid_s = valid_s
+        self._fits = fits
         self._publisher = PlanPublisher(bus, region)
+        self._homes = Homes(catalogue)
         self._version = 0
         self._demand: Mapping[str, Sequence[tuple[float, float]]] = {}
         self._demand_s = float("-inf")  # monotonic
@@ -79,18 +94,21 @@ class Planner:
         near_limit: Callable[[], tuple[tuple[TenantDepth, ...], int]] = lambda: ((), 0),
     ) -> Plan:
         """The plan of this moment; `near_limit` as Sweeper has it. Raises a BusError."""
-        self.depths = await self.read_depths()
+        by_home = await self._read_home_depths()
+        self.depths = lane_totals(by_home)
+        leases = self._leases.live()
         parked = {
             (pool, lane): Parked(index.count(pool, lane), index.device_s(pool, lane))
             for pool in index.pools()
             for lane in PARKING_LANES
         }
         snapshot = Snapshot(
-            leases=self._leases.live(),
+            leases=leases,
             depths=self.depths,
             parked=parked,
             demand=self._demand_of(index),
-            oldest_wait_s={key: self.ages.oldest_s(*key, depth.ready) for key, depth in self.depths.items()},
+            oldest_wait_s=self.ages.oldest_by_lane_s(by_home),
+            homes=self._homes.plans(by_home, leases, self.ages.oldest_s),
             paused=paused,
         )
         self._version += 1
@@ -104,7 +122,7 @@ class Planner:
             valid_s=self._valid_s,
         )
         tenants, sequence = near_limit()
-        return replace(plan, tenants=tenants, counted_before=sequence)
+        return with_fits(replace(plan, tenants=tenants, counted_before=sequence), self._fits())
 
     async def publish(self, plan: Plan, *, least_gap_s: float) -> None:
         """Publishes unless the last plan says the same and is still long valid, or is younger than `least_gap_s`: then
@@ -128,21 +146,34 @@ class Planner:
 
     async def read_depths(self) -> dict[tuple[str, Lane], Depth]:
         """Of every pool and lane that has a consumer; what a missing one would say is unknown. Raises a BusError."""
-        keys = [(pool.name, lane) for pool in self._catalogue.pools for lane in LANES]
-        depths = await asyncio.gather(*(self._depth(pool, lane) for pool, lane in keys))
-        return {key: depth for key, depth in zip(keys, depths, strict=True) if depth is not None}
+        return lane_totals(await self._read_home_depths())
 
-    async def _depth(self, pool: str, lane: Lane) -> Depth | None:
+    async def _read_home_depths(self) -> HomeDepths:
+        found = await asyncio.gather(*(self._lane_depths(lane) for lane in LANES))
+        known = {pool.name for pool in self._catalogue.pools}
+        return {
+            (pool, lane, home): Depth(depth.ready, depth.running)
+            for lane, depths in zip(LANES, found, strict=True)
+            for (pool, home), depth in depths.items()
+            if pool in known
+        }
+
+    async def _lane_depths(self, lane: Lane) -> Mapping[tuple[str, str], LaneDepth]:
         try:
-            depth = await self._lanes.depths(lane, pool)
-        except ApiError:  # no such consumer: not provisioned yet, or taken away
-            return None
-        return Depth(depth.ready, depth.running)
+            return await self._lanes.all_depths(lane)
+        except ApiError:  # no such stream: not provisioned yet, or taken away
+            return {}
 
 
 def _essence(plan: Plan) -> Plan:
-    """What readers act on; the age of waiting messages always grows and does not count."""
+    """What readers act on; the age of waiting messages always grows and does not count, nor does what is hot."""
     pools = tuple(
-        replace(pool, lanes=tuple(replace(lane, oldest_wait_s=0.0) for lane in pool.lanes)) for pool in plan.pools
+        replace(
+            pool,
+            lanes=tuple(replace(lane, oldest_wait_s=0.0) for lane in pool.lanes),
+            homes=tuple(replace(home, oldest_wait_s=0.0) for home in pool.homes),
+            hot_prefixes=(),
+        )
+        for pool in plan.pools
     )
     return replace(plan, version=0, made_s=0.0, valid_until_s=0.0, counted_before=0, pools=pools)

@@ -21,7 +21,7 @@ from laneway.core import subjects
 from laneway.core.job import JobRecord, QueuedJob
 from laneway.core.lanes import Lane
 from laneway.core.subjects import ParkSubject
-from laneway.runtime.bus import Bus, PublishUnknown, WrongSequence
+from laneway.runtime.bus import Bus, NoAnswer, PublishUnknown, WrongSequence
 from laneway.runtime.headers import (
     EXPECTED_SUBJECT_SEQUENCE,
     EXPECTED_SUBJECT_SEQUENCE_SUBJECT,
@@ -58,6 +58,7 @@ class _Parked(Struct, frozen=True):
     data: bytes
     sequence: int
     fire_at_s: float
+    target: str  # the ready subject that it is released to, with its home
     kept: dict[str, str]
 
 
@@ -77,16 +78,14 @@ class LaneStore:
         NATS must not take this one for it.
         """
         record = job.record
-        subject = subjects.ready(self._region, record.contract.lane, record.pool, record.tenant, record.job_id)
         headers = _lane_headers(record, record_sequence, "ready", again=again)
-        patient = record.contract.lane.may_park
+        subject, patient = _ready_subject(self._region, record), record.contract.lane.may_park
         await self._bus.store(subject, data or encode_lane_job(job), headers, patient=patient)
 
     def begin_put_ready(self, job: QueuedJob, record_sequence: int, data: bytes) -> Coroutine[Any, Any, object]:
         """As `put_ready`; where it can be, the message is on its way when this returns."""
-        record = job.record
-        subject = subjects.ready(self._region, record.contract.lane, record.pool, record.tenant, record.job_id)
-        return self._bus.begin_store(subject, data, _lane_headers(record, record_sequence, "ready"))
+        headers = _lane_headers(job.record, record_sequence, "ready")
+        return self._bus.begin_store(_ready_subject(self._region, job.record), data, headers)
 
     async def park(
         self,
@@ -104,7 +103,8 @@ class LaneStore:
         if not record.contract.lane.may_park:
             raise ValueError(f"the {record.contract.lane} lane does not park")
         park = _park_subject(self._region, record, group)
-        headers = _lane_headers(record, record_sequence, "park", again=again) | _schedule_headers(park, fire_at_s)
+        schedule = _schedule_headers(_ready_subject(self._region, record), fire_at_s)
+        headers = _lane_headers(record, record_sequence, "park", again=again) | schedule
         await self._bus.store(str(park), data or encode_lane_job(job), headers, patient=True)
         return park
 
@@ -120,7 +120,7 @@ class LaneStore:
             return ReleaseOutcome.GONE
         if abs(parked.fire_at_s - now_s) <= SCHEDULE_GUARD_S:
             return ReleaseOutcome.TOO_CLOSE
-        return await self._act(park, parked, park.ready, self._release_headers(park, parked, reason))
+        return await self._act(park, parked, parked.target, self._release_headers(park, parked, reason))
 
     @staticmethod
     def _release_headers(park: ParkSubject, parked: _Parked, reason: str) -> dict[str, str]:
@@ -143,7 +143,7 @@ class LaneStore:
         # No Nats-Msg-Id: the server would take it for the first park and drop it.
         headers = {
             **parked.kept,
-            **_schedule_headers(park, fire_at_s),
+            **_schedule_headers(parked.target, fire_at_s),
             EXPECTED_SUBJECT_SEQUENCE: str(parked.sequence),
         }
         return await self._act(park, parked, str(park), headers)
@@ -221,10 +221,28 @@ class LaneStore:
                 _log.warning("park_subject_unreadable", subject=subject)
         return parked
 
-    async def depths(self, lane: Lane, pool: str) -> LaneDepth:
+    async def depths(self, lane: Lane, pool: str, home: str = subjects.HOME_ANY) -> LaneDepth:
         stream = subjects.lane_stream(self._region, lane)
-        info = await self._bus.api(f"CONSUMER.INFO.{stream}.{subjects.consumer(lane, pool)}", {})
+        info = await self._bus.api(f"CONSUMER.INFO.{stream}.{subjects.consumer(lane, pool, home)}", {})
         return LaneDepth(info["num_pending"], info["num_ack_pending"])
+
+    async def all_depths(self, lane: Lane) -> dict[tuple[str, str], LaneDepth]:
+        """By pool and home, of all consumers of a lane. Pages of 256: one request in all but the largest regions, which
+        takes a quarter of the time that asking for each of 21 does. Raises NoAnswer where one has no leader now."""
+        stream = subjects.lane_stream(self._region, lane)
+        depths: dict[tuple[str, str], LaneDepth] = {}
+        offset, total = 0, 1
+        while offset < total:
+            answer = await self._bus.api(f"CONSUMER.LIST.{stream}", {"offset": offset} if offset else {})
+            if answer.get("missing"):
+                raise NoAnswer(f"of the consumers of {stream}, {answer['missing']} did not answer")
+            page = answer["consumers"]
+            for info in page:
+                key = subjects.ready_filter_parts(info["config"].get("filter_subject", ""))
+                if key is not None:
+                    depths[key] = LaneDepth(info["num_pending"], info["num_ack_pending"])
+            offset, total = offset + len(page), answer["total"] if page else 0
+        return depths
 
     async def storage_used(self) -> float:
         """How full the storage is, 0 to 1: the account's, or that of the records where it is fuller.
@@ -238,6 +256,11 @@ class LaneStore:
             _share(account["storage"], account["limits"]["max_storage"]),
             _share(jobs["state"]["bytes"], jobs["config"]["max_bytes"]),
         )
+
+
+def _ready_subject(region: str, record: JobRecord) -> str:
+    home = record.home or subjects.HOME_ANY
+    return subjects.ready(region, record.contract.lane, record.pool, record.tenant, record.job_id, home)
 
 
 def _park_subject(region: str, record: JobRecord, group: str) -> ParkSubject:
@@ -268,8 +291,8 @@ def _lane_headers(record: JobRecord, record_sequence: int, kind: str, *, again: 
     }
 
 
-def _schedule_headers(park: ParkSubject, fire_at_s: float) -> dict[str, str]:
-    return {SCHEDULE: f"@at {_rfc3339(fire_at_s)}", SCHEDULE_TARGET: park.ready}
+def _schedule_headers(target: str, fire_at_s: float) -> dict[str, str]:
+    return {SCHEDULE: f"@at {_rfc3339(fire_at_s)}", SCHEDULE_TARGET: target}
 
 
 @lru_cache(64)  # of jobs that wait for one time
@@ -285,4 +308,4 @@ def _parked(message: StoredMessage, park: ParkSubject) -> _Parked | None:
         _log.warning("parked_message_without_schedule", subject=str(park))
         return None
     kept = {name: message.headers[name] for name in KEPT_HEADERS if name in message.headers}
-    return _Parked(message.data, message.sequence, fire_at_s, kept)
+    return _Parked(message.data, message.sequence, fire_at_s, message.headers.get(SCHEDULE_TARGET) or park.ready, kept)

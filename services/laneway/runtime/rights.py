@@ -136,6 +136,7 @@ def _scheduler(region: str) -> Rights:
             # operator's.
             *(_api("STREAM.INFO", stream) for stream in region_streams(region)),
             *(_api("CONSUMER.INFO", stream, "*") for stream in (*lanes, subjects.ingest_stream(region))),
+            *(_api("CONSUMER.LIST", stream) for stream in lanes),
             *(_api("STREAM.MSG.GET", stream) for stream in (jobs, leader, plan, *lanes)),
             *(_direct(stream) for stream in (jobs, workers, plan, *lanes)),
             *(_api("STREAM.PURGE", stream) for stream in (*lanes, subjects.objects_stream(region))),

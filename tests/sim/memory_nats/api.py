@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.sim.memory_nats.server import MemoryNats
 
 SUBJECTS_A_PAGE = 100_000
+CONSUMERS_A_PAGE = 256
 
 
 class Api:
@@ -118,6 +119,8 @@ class Api:
         stream = self._stream(name)
         if verb == "CREATE":
             return self._create_consumer(stream, rest[0] if rest else "", body)
+        if verb == "LIST":
+            return _consumer_list(stream, body)
         consumer = stream.consumers.get(rest[0])
         if consumer is None:
             raise Refused(404, 10014, "consumer not found")
@@ -144,6 +147,12 @@ class Api:
             present.config = config
             present.deliver()
         return present.info()
+
+
+def _consumer_list(stream: Stream, body: dict[str, Any]) -> dict[str, Any]:
+    names_, offset = sorted(stream.consumers), body.get("offset", 0)
+    page = [stream.consumers[name].info() for name in names_[offset : offset + CONSUMERS_A_PAGE]]
+    return {"total": len(names_), "offset": offset, "limit": CONSUMERS_A_PAGE, "consumers": page}
 
 
 def _stream_info(stream: Stream, body: dict[str, Any]) -> dict[str, Any]:
