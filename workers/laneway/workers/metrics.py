@@ -15,8 +15,14 @@ RUNS = metrics.counter(
 TOKENS = metrics.counter("laneway_worker_output_tokens", "Tokens of finished answers", ["pool", "lane"])
 PREEMPTIONS = metrics.counter(
     "laneway_worker_preemptions_total",
-    "Runs that yielded to priority, by what it was short of",
+    "Runs that yielded, by what was short",
     ["pool", "lane", "reason"],
+)
+KV_OUTGROWN = metrics.counter(
+    "laneway_worker_kv_outgrown_total",
+    "Times that answers outgrew their prediction and the KV, and none could yield: the engine evicts one and computes "
+    "it again",
+    ["pool"],
 )
 PREFILL = metrics.histogram("laneway_worker_prefill_seconds", "From submission to the first token", ["pool", "lane"])
 SHARED = metrics.counter(

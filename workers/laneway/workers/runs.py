@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from laneway.core.errors import ObjectLost
-from laneway.core.job import LaneJob, QueuedJob, tokens_of
+from laneway.core.job import LaneJob, QueuedJob
 from laneway.core.lanes import LANES, Lane
 from laneway.runtime.puller import Delivery
 from laneway.runtime.references import References
@@ -77,7 +77,7 @@ class Runs:
     def launch(self, delivery: Delivery, job: QueuedJob, *, kept: bool = False) -> None:
         assert self.running(job.record.job_id) is None, "a job runs once"
         lane = job.record.contract.lane
-        seat = self._seats.take(lane, tokens_of(job))
+        seat = self._seats.take(lane, self._seats.ask(job))
         if isinstance(job, LaneJob):
             self._start(JobRun(self._bench, job, delivery, seat, self, kept=kept))
             return
@@ -89,6 +89,7 @@ class Runs:
 
     def _start(self, run: JobRun) -> None:
         self._live[run.job_id] = run
+        run.seat.made = lambda: run.generated
         run.begin()
         self._spawn(self._run(run))
 
@@ -141,10 +142,11 @@ class Runs:
     def alone(self, run: JobRun) -> bool:
         if not self.shared(run):
             return True
-        tokens = tokens_of(run.job)
-        if not self._seats.fits(tokens):
+        ask = self._seats.ask(run.job)
+        if not self._seats.fits(ask):
             return False
-        run.seat = self._seats.take(run.lane, tokens)
+        run.seat = self._seats.take(run.lane, ask)
+        run.seat.made = lambda: run.generated
         return True
 
     def shared(self, run: JobRun) -> bool:
@@ -152,7 +154,10 @@ class Runs:
 
     def _give_back(self, run: JobRun) -> None:
         """The last one of a sequence gives its seat back."""
-        if not self.shared(run):
+        others = [other for other in self._live.values() if other is not run and other.seat is run.seat]
+        if others:
+            run.seat.made = lambda: others[0].generated
+        else:
             self._seats.give_back(run.seat)
 
     async def _run(self, run: JobRun) -> None:

@@ -34,7 +34,7 @@ from laneway.runtime.link import LinkWatch
 from laneway.runtime.live_policy import LivePolicy
 from laneway.runtime.nats_clock import NatsClock
 from laneway.runtime.objects import ObjectStore
-from laneway.runtime.params import preempt_params, pull_params
+from laneway.runtime.params import kv_params, preempt_params, pull_params
 from laneway.runtime.plans import PlanView
 from laneway.runtime.puller import LanePuller
 from laneway.runtime.records import RecordStore
@@ -53,6 +53,7 @@ from laneway.workers.engine_keeper import EngineKeeper
 from laneway.workers.engines.protocol import Engine
 from laneway.workers.floor import PlainGate
 from laneway.workers.ledger import Seats
+from laneway.workers.predicting import predicted_tokens
 from laneway.workers.pulling import PullLoop
 from laneway.workers.rates import Rates
 from laneway.workers.reparking import Reparking
@@ -144,6 +145,7 @@ class Worker:
         self.seats: Seats | None = None
         self.runs: Runs | None = None
         self.pulls: PullLoop | None = None
+        self.yielding: Yielding | None = None
         self._control: Control | None = None
         self._stopping = False
         self._idle = asyncio.Event()  # pulsed whenever a run leaves
@@ -193,7 +195,13 @@ class Worker:
     async def _work(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
         options = self._options
         capacity = await self.engine.ready()
-        seats = self.seats = Seats(capacity, options.slots)
+        seats = self.seats = Seats(
+            capacity,
+            options.slots,
+            predict=lambda job: predicted_tokens(job, self._lengths),
+            params=self.policy.derive(kv_params),
+            prefix_cache=options.pool.capabilities.prefix_cache,
+        )
         self.sequences.followers_max = seats.slots
         params = self.policy.derive(lambda values: pull_params(values, options.slots or options.pool.slots))
         runs = self.runs = Runs(self._bench, seats, self._disposal, self._references, self._spawn, self._run_left)
@@ -202,6 +210,7 @@ class Worker:
                 lane: await stack.enter_async_context(LanePuller(self._bus, options.region, lane, options.pool.name))
                 for lane in LANES
             }
+            yielding = self.yielding = self._yielding(runs, seats)
             pulls = self.pulls = PullLoop(
                 pullers,
                 seats,
@@ -213,7 +222,7 @@ class Worker:
                 fallback_s=options.pull_fallback_s,
                 paused=self._paused,
                 engine_steps=self._engine_steps,
-                relief=self._yielding(runs, seats),
+                relief=yielding,
             )
             await stack.enter_async_context(Bell(self._bus, options.region, options.pool.name, pulls.ring))
             self._control = Control(
@@ -307,6 +316,10 @@ class Worker:
     def _stepped(self) -> None:
         self.emitter.flush()
         self.checkpointing.write_due()
+        if self.seats is not None:
+            self.seats.observe(self.sequences.stats())
+        if self.yielding is not None:
+            self.yielding.look_at_kv()
         if self.pulls is not None:
             self.pulls.engine_stepped()
 
@@ -393,6 +406,7 @@ class Worker:
             capabilities=tuple(options.pool.capabilities.names()),
             running_by_lane=self.running_by_lane(),
             process_id=os.getpid(),
+            block_tokens=seats.block_tokens if seats is not None else 0,
         )
 
     def running_by_lane(self) -> Mapping[Lane, int]:
