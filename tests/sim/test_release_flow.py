@@ -11,9 +11,10 @@ from laneway.core.catalogue import Capabilities, Catalogue, Pool
 from laneway.core.fleet import WorkerLease, WorkerState
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.core.subjects import ParkSubject
+from laneway.policy.fairness import Ledger
 from laneway.policy.parked import ParkIndex
 from laneway.policy.plan import Depth, Snapshot, make_plan
-from laneway.policy.release import Ledger, ReleaseParams, choose, room_of
+from laneway.policy.release import ReleaseParams, choose, room_of
 
 LOOK_S = 0.25
 RENEW_S = 1.0
@@ -43,7 +44,7 @@ class World:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.index = ParkIndex()
-        self.ledger = Ledger(self.params)
+        self.ledger = Ledger(self.params.fair)
         self.leased = 0
 
     def places(self) -> int:
@@ -88,7 +89,7 @@ class World:
         room = room_of(plan.pool("p"), self.params)
         for release in choose(self.index, room, self.ledger, now_s=self.now_s, params=self.params):
             self.index.discard(release.park.job)
-            self.ledger.charge(release)
+            self.ledger.charge(release.park, release.charge)
             self.releases[release.park.job] += 1
             self.ready.append(release.park)
         self.most_ready = max(self.most_ready, len(self.ready))

@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laneway.core.catalogue import Capabilities, Catalogue, Pool
-from laneway.core.fleet import LanePlan, WorkerLease, WorkerState
+from laneway.core.fleet import Demand, LanePlan, WorkerLease, WorkerState
 from laneway.core.lanes import LANES, PARKING_LANES, Lane
-from laneway.policy.plan import Depth, Snapshot, desired_workers, make_plan
+from laneway.policy.desired import Load, desired
+from laneway.policy.plan import Depth, Snapshot, make_plan
 
 POOL = Pool(
     name="p", model="chat", tier="small", engine="simulated", context_length=4096, vocabulary_size=300, slots=1,
@@ -18,7 +19,7 @@ POOL = Pool(
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("running", [1, 4, 40])
 def test_running_work_keeps_its_workers_though_nothing_waits(lane: Lane, running: int) -> None:
-    assert desired_workers(POOL, [LanePlan(lane, ready=0, running=running)], (), 100.0) == running
+    assert desired(POOL, Load([LanePlan(lane, ready=0, running=running)]), 100.0).workers == running
 
 
 def test_places_are_counted_from_leases_where_one_depth_is_unknown() -> None:
@@ -33,8 +34,8 @@ def test_places_are_counted_from_leases_where_one_depth_is_unknown() -> None:
 
 @pytest.mark.parametrize("lane", LANES)
 def test_a_pool_that_runs_anything_is_never_scaled_to_nothing(lane: Lane) -> None:
-    assert desired_workers(POOL, [LanePlan(lane, running=1)], (), 100.0) == 1
-    assert desired_workers(POOL, [LanePlan(lane)], (), 100.0) == 0
+    assert desired(POOL, Load([LanePlan(lane, running=1)]), 100.0).workers == 1
+    assert desired(POOL, Load([LanePlan(lane)]), 100.0).workers == 0
 
 
 @given(
@@ -47,4 +48,5 @@ def test_never_more_workers_than_there_are_jobs(
     lanes = [LanePlan(lane, ready=ready, running=running, parked=parked) for lane, ready, running, parked in depths]
     jobs = sum(each.ready + each.running for each in lanes)
     jobs += sum(each.parked for each in lanes if each.lane in PARKING_LANES)
-    assert desired_workers(POOL, lanes, demand, 100.0) <= jobs
+    curve = [Demand(by_s, device_s) for by_s, device_s in demand]
+    assert desired(POOL, Load(lanes, deferrable=curve), 100.0).workers <= jobs

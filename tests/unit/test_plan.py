@@ -1,13 +1,12 @@
 """The plan: capacity from leases and deliveries, desired workers from the work that is due."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from laneway.core.catalogue import Capabilities, Catalogue, Pool
 from laneway.core.fleet import LanePlan, WorkerLease, WorkerState
 from laneway.core.lanes import LANES, Lane
-from laneway.policy.plan import Depth, Parked, PlanParams, Snapshot, desired_workers, make_plan
+from laneway.policy.plan import Depth, Parked, Snapshot, make_plan
 
 POOL = Pool(
     name="p", model="chat", tier="small", engine="simulated", context_length=4096, vocabulary_size=300, slots=4,
@@ -73,35 +72,6 @@ def test_lanes_show_depth_parked_work_limit_and_pauses() -> None:
     assert pool.lane(Lane.BATCH) == LanePlan(Lane.BATCH, 5, 3, 9, 4.5, 0, 1.5)
     assert pool.lane(Lane.PRIORITY).limit == 4 * 2 + 10
     assert plan.paused == {Lane.BATCH}
-
-
-@pytest.mark.parametrize(
-    ("lanes", "demand", "wanted"),
-    [
-        ([], [], 1),  # planned, so one is kept
-        ([LanePlan(Lane.PRIORITY, ready=10, running=8)], [], 5),  # 18 / (4 x 0.85) = 5.3, but 18 jobs fill 5 workers
-        ([LanePlan(Lane.PRIORITY, ready=0, running=8)], [], 2),
-        ([LanePlan(Lane.BATCH, parked=400)], [(1110.0, 850.0)], 1),  # 850 device-s in 1000 s at 0.85
-        ([LanePlan(Lane.BATCH, parked=400)], [(1110.0, 2550.0)], 3),
-        ([LanePlan(Lane.BATCH, parked=400)], [(150.0, 100.0), (9999.0, 100.0)], 3),  # the near ones decide
-        ([LanePlan(Lane.BATCH, parked=400)], [(50.0, 85.0)], 10),  # overdue: in the time of one load
-        ([LanePlan(Lane.BATCH, parked=3)], [(101.0, 500.0)], 1),  # three jobs fill one worker
-    ],
-)
-def test_desired_workers(lanes: list[LanePlan], demand: list[tuple[float, float]], wanted: int) -> None:
-    assert desired_workers(POOL, lanes, demand, 100.0) == wanted
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e4)), max_size=20).map(sorted),
-    st.integers(0, 500),
-    st.integers(0, 50),
-)
-def test_desired_workers_bounds(demand: list[tuple[float, float]], parked: int, running: int) -> None:
-    lanes = [LanePlan(Lane.BATCH, parked=parked), LanePlan(Lane.PRIORITY, running=running)]
-    wanted = desired_workers(POOL, lanes, demand, 100.0)
-    assert 1 <= wanted <= max(1, -(-(parked + running) // POOL.slots))
-    assert wanted <= desired_workers(POOL, lanes, demand, 100.0, PlanParams(utilisation=0.5))
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(WorkerState)), st.integers(0, 9)), max_size=6), st.integers(0, 50))

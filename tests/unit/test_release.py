@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from laneway.core.fleet import LanePlan, PoolPlan
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.core.subjects import ParkSubject
+from laneway.policy.fairness import FairParams, Ledger
 from laneway.policy.parked import COALESCE_MS, STALE_MIN, WAKE_MAX, ParkIndex
 from laneway.policy.release import (
     FIRE_GUARD_S,
     HoldReason,
-    Ledger,
     Release,
     ReleaseParams,
     ReleaseReason,
@@ -54,7 +54,7 @@ def run(
     ledger: Ledger | None = None,
 ) -> list[Release]:
     index = ParkIndex(parks, now_ms=int(now_s * 1000))
-    return choose(index, room, ledger or Ledger(params), now_s=now_s, paused=paused, params=params)
+    return choose(index, room, ledger or Ledger(), now_s=now_s, paused=paused, params=params)
 
 
 def ids(releases: Sequence[Release]) -> list[str]:
@@ -92,10 +92,10 @@ def test_lanes_share_by_weight_of_device_time() -> None:
 
 
 def test_tenants_take_turns_by_what_they_were_given_and_a_newcomer_owns_no_past() -> None:
-    ledger = Ledger(PARAMS)
+    ledger = Ledger(FairParams(locality_tokens=0.0))
     many = [park(f"a{i:02}", FAR_S + i, tenant="a") for i in range(30)]
     for release in run(many, Room("p", 20, 0), ledger=ledger):
-        ledger.charge(release)
+        ledger.charge(release.park, release.charge)
     rest = many[20:] + [park(f"b{i:02}", FAR_S + 100 + i, tenant="b", cost_ms=300) for i in range(10)]
     out = run(rest, Room("p", 8, 0), ledger=ledger)
     given_ms = Counter[str]()
@@ -234,7 +234,7 @@ def test_the_index_forgets_what_left(parks: list[ParkSubject], leave: list[int])
 
 def test_sleepers_wake_at_their_time_and_a_job_left_alone_comes_back() -> None:
     index = ParkIndex([park("nb", not_before_s=NOW_S + 10), park("j")], now_ms=int(NOW_S * 1000))
-    room, ledger = Room("p", 9, 0), Ledger(PARAMS)
+    room, ledger = Room("p", 9, 0), Ledger()
     assert ids(choose(index, room, ledger, now_s=NOW_S)) == ["j"]
     index.leave_alone("j", int((NOW_S + 5) * 1000))
     index.leave_alone("nb", int((NOW_S + 5) * 1000))
@@ -271,7 +271,7 @@ def test_a_hundred_thousand_parked_jobs_cost_a_decision_little() -> None:
             yield each
 
     index.queue = counted  # type: ignore[method-assign]  # to count what is read
-    out = choose(index, Room("p", 32, 32), Ledger(PARAMS), now_s=NOW_S)
+    out = choose(index, Room("p", 32, 32), Ledger(), now_s=NOW_S)
     assert len(out) == 64
     assert reads <= 50 + 64 + 2
 

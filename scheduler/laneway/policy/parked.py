@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from laneway.core.lanes import Lane
+from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.core.subjects import ParkSubject
 
 # Latest starts are told apart only to this grain when jobs of one group are brought together.
@@ -252,6 +253,12 @@ class ParkIndex:
                 woken += 1
         return woken
 
+    def rouse(self, job: str) -> None:
+        """Makes a job eligible that was left alone, if nothing else speaks against it."""
+        if self._wakes_ms.pop(job, None) is not None:
+            park = self._parks[job]
+            self._shelves[park.pool, park.lane].queue(park.tenant).add(park)
+
     def next_wake_ms(self) -> int | None:
         return self._sleeping[0][0] if self._sleeping else None
 
@@ -284,10 +291,24 @@ class ParkIndex:
                 return
             yield park
 
-    def tenants(self, pool: str, lane: Lane) -> Sequence[str]:
+    def near(self, pool: str, most: int) -> list[tuple[str, float, float]]:
+        """(tenant, latest start in Unix seconds, device-seconds) of the parked jobs that are due first."""
+        parks = islice(self.by_due(pool, PARKING_LANES), most)
+        return [(park.tenant, park.due_ms / 1000.0, park.cost_ms / 1000.0) for park in parks]
+
+    def tenants(self, pool: str, lane: Lane) -> Collection[str]:
         """Tenants that have a job which may be released."""
         shelf = self._shelves.get((pool, lane))
-        return list(shelf.queues) if shelf else ()
+        return shelf.queues.keys() if shelf else ()
+
+    def few(self, pool: str, places: int) -> bool:
+        """Whether fewer jobs of a pool may be released than there are places."""
+        queues = (queue for (of, _), shelf in self._shelves.items() if of == pool for queue in shelf.queues.values())
+        for queue in queues:
+            places -= len(queue)
+            if places <= 0:
+                return False
+        return places > 0
 
     def queue(self, pool: str, lane: Lane, tenant: str) -> Iterator[ParkSubject]:
         """A tenant's jobs that may be released, in the order of release."""

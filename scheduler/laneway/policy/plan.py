@@ -1,26 +1,33 @@
 """The plan: from workers' leases, lane depths and parked work to what admission and operators need to know.
 
-Capacity is counted in device-seconds a second: one worker gives at most one. Desired workers come from the work that is
-due, never from message counts alone.
+Capacity is counted in device-seconds a second: one worker gives at most one. Desired workers are policy.desired's.
+Cost: O(workers + points of the demand curves + nearest jobs), whatever the number of parked jobs.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from msgspec import Struct, field
 
 from laneway.core.catalogue import Catalogue, Pool
-from laneway.core.fleet import HOT_PREFIXES_MAX, HomePlan, LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
-from laneway.core.lanes import LANES, PARKING_LANES, Lane
+from laneway.core.fleet import (
+    HOT_PREFIXES_MAX,
+    Demand,
+    HomePlan,
+    LanePlan,
+    Plan,
+    PoolPlan,
+    StepTimes,
+    WorkerLease,
+    WorkerState,
+)
+from laneway.core.lanes import LANES, Lane
 from laneway.policy.affinity import merge_hot
+from laneway.policy.desired import DesiredParams, Load, desired
+from laneway.policy.forecast import Outlook
 
-
-@dataclass(frozen=True, slots=True)
-class PlanParams:
-    utilisation: float = 0.85  # share of a worker's time that may be planned with
+DEFAULTS = DesiredParams()
 
 
 class Depth(Struct, frozen=True):
@@ -43,7 +50,10 @@ class Snapshot(Struct, frozen=True):
     leases: Sequence[WorkerLease] = ()
     depths: Mapping[tuple[str, Lane], Depth] = field(default_factory=dict)
     parked: Mapping[tuple[str, Lane], Parked] = field(default_factory=dict)
-    demand: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)  # pool: (due Unix s, device-s)
+    demand: Mapping[tuple[str, Lane], tuple[Demand, ...]] = field(default_factory=dict)  # policy.demand, of the parked
+    near: Mapping[str, Sequence[tuple[str, float, float]]] = field(default_factory=dict)  # as desired.Load, by pool
+    outlook: Mapping[str, Outlook] = field(default_factory=dict)  # by pool
+    job_tokens: Mapping[str, float] = field(default_factory=dict)  # prompt and output of a job on average, by pool
     oldest_wait_s: Mapping[tuple[str, Lane], float] = field(default_factory=dict)
     paused: frozenset[Lane] = frozenset()
     homes: Mapping[str, tuple[HomePlan, ...]] = field(default_factory=dict)  # by pool
@@ -58,7 +68,7 @@ def make_plan(
     version: int,
     now_s: float,
     valid_s: float,
-    params: PlanParams = PlanParams(),
+    params: DesiredParams = DEFAULTS,
 ) -> Plan:
     return Plan(
         region=region,
@@ -71,13 +81,28 @@ def make_plan(
     )
 
 
-def _pool_plan(pool: Pool, snapshot: Snapshot, now_s: float, params: PlanParams) -> PoolPlan:
+def _pool_plan(pool: Pool, snapshot: Snapshot, now_s: float, params: DesiredParams) -> PoolPlan:
     leases = [each for each in snapshot.leases if each.pool == pool.name and each.state is WorkerState.READY]
     lanes = tuple(_lane_plan(pool, lane, snapshot) for lane in LANES)
     slots = sum(each.slots for each in leases)
     running = min(slots, _running(pool, leases, lanes, snapshot))
     kv_tokens = sum(each.kv_tokens for each in leases)
     service_s = _mean(each.service_s for each in leases)
+    step_times = _step_times(leases) or pool.step_times
+    outlook = snapshot.outlook.get(pool.name, Outlook())
+    load = Load(
+        lanes=lanes,
+        deferrable=snapshot.demand.get((pool.name, Lane.DEFERRABLE), ()),
+        batch=snapshot.demand.get((pool.name, Lane.BATCH), ()),
+        near=snapshot.near.get(pool.name, ()),
+        workers=len(leases),
+        kv_tokens_used=sum(each.kv_tokens_used for each in leases),
+        kv_tokens=kv_tokens // len(leases) if leases else 0,
+        job_tokens=snapshot.job_tokens.get(pool.name, 0.0),
+        step_times=step_times,
+        outlook=outlook,
+    )
+    wanted = desired(pool, load, now_s, params)
     return PoolPlan(
         pool=pool.name,
         workers=len(leases),
@@ -88,8 +113,13 @@ def _pool_plan(pool: Pool, snapshot: Snapshot, now_s: float, params: PlanParams)
         prefill_tokens_per_s=_mean(each.prefill_tokens_per_s for each in leases) or pool.prefill_tokens_per_s,
         decode_tokens_per_s=_mean(each.decode_tokens_per_s for each in leases) or pool.decode_tokens_per_s,
         service_s=service_s,
-        desired_workers=desired_workers(pool, lanes, snapshot.demand.get(pool.name, ()), now_s, params),
+        desired_workers=wanted.workers,
+        desired_reason=wanted.reason,
         lanes=lanes,
+        lower_tokens_per_s=sum(each.lower_tokens_per_s for each in leases),
+        priority_per_s=_shown(outlook.per_s),
+        burstiness=_shown(outlook.burstiness),
+        step_times=step_times,
         homes=snapshot.homes.get(pool.name, ()),
         hot_prefixes=merge_hot((each.hot_prefixes for each in leases), HOT_PREFIXES_MAX),
     )
@@ -120,35 +150,27 @@ def _lane_plan(pool: Pool, lane: Lane, snapshot: Snapshot) -> LanePlan:
         parked_device_s=parked.device_s,
         limit=pool.priority_limit if lane is Lane.PRIORITY else 0,
         oldest_wait_s=snapshot.oldest_wait_s.get(key, 0.0),
+        demand=snapshot.demand.get(key, ()),
     )
 
 
-def desired_workers(
-    pool: Pool,
-    lanes: Sequence[LanePlan],
-    demand: Iterable[tuple[float, float]],
-    now_s: float,
-    params: PlanParams = PlanParams(),
-) -> int:
-    """Workers that would let the pool keep its promises, counting from when a new one could be ready.
+def _step_times(leases: Sequence[WorkerLease]) -> StepTimes | None:
+    """The mean of what the workers measured."""
+    known = [each.step_times for each in leases if each.step_times.base_s > 0.0]
+    if not known:
+        return None
+    return StepTimes(
+        base_s=_mean(each.base_s for each in known),
+        sequence_s=_mean(each.sequence_s for each in known),
+        context_token_s=_mean(each.context_token_s for each in known),
+        prefill_token_s=_mean(each.prefill_token_s for each in known),
+        chunk_tokens=max(each.chunk_tokens for each in known),
+    )
 
-    The largest of: places for the priority work there is, and for all that runs; for each due time, the parked work due
-    by then over the time until then (processor demand); one, if anything at all waits or the pool is planned to have
-    any. Never more workers than jobs would fill.
-    """
-    slots = max(1, pool.slots)
-    priority = next((each for each in lanes if each.lane is Lane.PRIORITY), LanePlan(Lane.PRIORITY))
-    wanted = math.ceil((priority.ready + priority.running) / (slots * params.utilisation))
-    wanted = max(wanted, math.ceil(sum(each.running for each in lanes) / slots))
-    work = 0.0
-    for due_s, device_s in demand:
-        work += device_s
-        # Work due before a new worker could be ready asks for as many as could do it in the time of one load.
-        time_left = max(due_s - now_s - pool.load_s, pool.load_s, 1.0)
-        wanted = max(wanted, math.ceil(work / (time_left * params.utilisation)))
-    jobs = sum(each.ready + each.running + (each.parked if each.lane in PARKING_LANES else 0) for each in lanes)
-    least = 1 if jobs or pool.workers else 0
-    return max(least, min(wanted, math.ceil(jobs / slots)))
+
+def _shown(value: float) -> float:
+    """To three digits: a plan whose forecast moved by less says nothing new."""
+    return float(f"{value:.3g}")
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -8,6 +8,7 @@ the connection was lost.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
@@ -18,11 +19,13 @@ from laneway.core import subjects
 from laneway.core.clock import Clock
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.core.subjects import ParkSubject
+from laneway.policy.coalesce import Gathering
 from laneway.policy.parked import ParkIndex
 from laneway.policy.plan import Depth
 from laneway.runtime.bells import Bell
 from laneway.runtime.bus import Bus
 from laneway.runtime.reading import subject_pages
+from laneway.scheduler.group_homes import GroupHomes
 
 CHUNK = 5_000  # subjects taken in without letting go of the loop
 NEWCOMERS_MAX = 1_000  # between two looks; only these get a line in the decision log
@@ -45,6 +48,8 @@ class Parking:
         lists: Bus | None = None,
     ) -> None:
         self.index = ParkIndex()
+        self.gathering = Gathering()
+        self.group_homes = GroupHomes()
         self._bus = bus
         self._region = region
         self._clock = clock
@@ -61,7 +66,8 @@ class Parking:
 
         def ready(msg: Msg) -> None:
             _, _, _, lane, pool, home, _, job = msg.subject.split(".")
-            self.forget(job)
+            park = self.forget(job)
+            self.group_homes.became_ready(job, home, park)
             became_ready(pool, Lane(lane), home)
 
         async with AsyncExitStack() as stack:
@@ -78,7 +84,10 @@ class Parking:
     def forget(self, job: str) -> ParkSubject | None:
         if self._gone is not None:
             self._gone.add(job)
-        return self.index.discard(job)
+        park = self.index.discard(job)
+        if park is not None:
+            self.gathering.left(park)
+        return park
 
     def take_back(self, park: ParkSubject, until_s: float) -> None:
         """A job whose release did not take place; left alone until then."""
@@ -89,6 +98,15 @@ class Parking:
         """The jobs parked since the last call, as far as they are few."""
         taken, self._newcomers = self._newcomers, []
         return taken
+
+    def gathered(self, pool: str, idle: int, now_s: float) -> None:
+        """Lets groups go that wait no longer for more jobs, and those for which the pool has nothing else to run."""
+        groups = self.gathering.flush(now_s)
+        if idle > 0 and self.index.few(pool, idle):
+            groups += self.gathering.take(pool, idle)
+        for group in groups:
+            for park in group:
+                self.index.rouse(park.job)
 
     async def reconcile(self, depths: Mapping[tuple[str, Lane], Depth]) -> None:
         """Compares counts, and lists a lane again where they disagreed the last time as well. Raises a BusError."""
@@ -136,7 +154,11 @@ class Parking:
         return self.index.add_all(parks, now_ms=self._now_ms())
 
     def _parked(self, park: ParkSubject) -> None:
-        if self.index.add(park, now_ms=self._now_ms()):
+        now_s = self._clock.now()
+        if self.index.add(park, now_ms=int(now_s * 1000)):
+            until_s = self.gathering.arrived(park, now_s)
+            if until_s is not None:
+                self.index.leave_alone(park.job, math.ceil(until_s * 1000))
             if len(self._newcomers) < NEWCOMERS_MAX:
                 self._newcomers.append(park.job)
             self._changed()

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
 from laneway.core.clock import Clock
-from laneway.core.fleet import Plan
+from laneway.core.fleet import Plan, PoolPlan, WorkerLease
 from laneway.core.lanes import Lane
 from laneway.core.subjects import ParkSubject
+from laneway.policy.fairness import Ledger, nominal_tokens_per_ms
+from laneway.policy.forecast import PoolForecast
+from laneway.policy.holding import NO_HOLD
 from laneway.policy.release import (
     FIRE_GUARD_S,
-    Ledger,
+    HoldReason,
     Release,
     ReleaseParams,
     ReleaseReason,
+    Room,
     choose,
     room_of,
     why_held,
@@ -30,12 +34,17 @@ from laneway.runtime import metrics
 from laneway.runtime.bus import BusError, OutOfStorage
 from laneway.runtime.lanes import LaneStore, ReleaseOutcome
 from laneway.scheduler.decisions import DecisionLog, Step
+from laneway.scheduler.holds import Holds
 from laneway.scheduler.parking import Parking
 
 CONCURRENT_MAX = 32
 RETRY_S = 1.0
 
 _log = structlog.get_logger(__name__)
+_reasons = metrics.counter(
+    "laneway_release_reasons_total", "Jobs released early, by reason.", ("lane", "pool", "reason")
+)
+_holds = metrics.counter("laneway_hold_reasons_total", "Jobs held when parked, by reason.", ("lane", "pool", "reason"))
 _outcomes = metrics.counter("laneway_releases_total", "Releases tried.", ("lane", "pool", "outcome"))
 
 
@@ -49,6 +58,9 @@ class Releaser:
         params: Callable[[], ReleaseParams],
         may_act: Callable[[], bool],
         released: Counter[tuple[str, Lane]],
+        *,
+        leases: Callable[[], Sequence[WorkerLease]] = lambda: (),
+        forecasts: Mapping[str, PoolForecast] | None = None,
     ) -> None:
         self.acting: set[str] = set()  # jobs whose release is under way: in the index no more, and not yet ready
         self.on_stranded: Callable[[], None] = lambda: None  # NATS had no storage, or a stranded job was not released
@@ -59,32 +71,56 @@ class Releaser:
         self._params = params
         self._may_act = may_act
         self._released = released
-        self._ledger = Ledger(params())
+        self.ledger = Ledger(params().fair)
+        self._leases = leases
+        self._holds = Holds(forecasts or {})
         self._free = asyncio.Semaphore(CONCURRENT_MAX)
 
     async def release(self, plan: Plan) -> bool:
         """Decides for every pool and acts; whether more is to be decided at once."""
         now_s = self._clock.now()
-        params = self._ledger.params = self._params()
+        params = self._params()
+        self.ledger.params, self._parking.gathering.params = params.fair, params.coalesce
         index = self._parking.index
         index.wake(int(now_s * 1000))
         chosen: list[Release] = []
         for pool in plan.pools:
-            room = room_of(pool, params)
-            some = choose(index, room, self._ledger, now_s=now_s, paused=plan.paused, params=params)
-            for release in some:
-                self._parking.forget(release.park.job)
-                self._ledger.charge(release)
-            chosen += some
+            chosen += self._choose(pool, plan.paused, now_s, params)
         self._note_held(plan, now_s)
         await self._act_all(chosen)
         return len(chosen) >= params.releases_max
+
+    def _choose(self, pool: PoolPlan, paused: frozenset[Lane], now_s: float, params: ReleaseParams) -> list[Release]:
+        """Of one pool: decides, and takes what was chosen out of the index."""
+        index, parking = self._parking.index, self._parking
+        self.ledger.nominal(pool.pool, nominal_tokens_per_ms(pool, params.fair))
+        room = self._room(pool, params)
+        parking.gathered(pool.pool, room.idle, now_s)
+        chosen = choose(
+            index, room, self.ledger, now_s=now_s, paused=paused, params=params,
+            hold=self._holds.look(pool, index, now_s, params.hold),
+            coalesced=parking.gathering.together, busy=parking.group_homes.busy(pool),
+        )  # fmt: skip
+        for release in chosen:
+            self.ledger.charge(release.park, release.charge)
+            self._holds.released(release.park)
+            parking.group_homes.released(release.park)
+            parking.forget(release.park.job)
+        return chosen
+
+    def _room(self, pool: PoolPlan, params: ReleaseParams) -> Room:
+        return room_of(pool, params, leases=self._leases(), prompt_tokens=self.ledger.means(pool.pool).prompt_tokens)
+
+    def job_tokens(self, pool: str) -> float:
+        """Prompt and output of a job on average; 0 before any ended."""
+        means = self.ledger.means(pool)
+        return means.prompt_tokens + means.output_tokens
 
     async def rescue(self, parks: Iterable[ParkSubject]) -> None:
         """Releases jobs whose schedule did not fire, whatever room there is."""
         rescued = [Release(park, ReleaseReason.STRANDED, 1.0) for park in parks if self._parking.forget(park.job)]
         for release in rescued:
-            self._ledger.charge(release)
+            self.ledger.charge(release.park, release.charge)
         await self._act_all(rescued)
 
     async def _act_all(self, releases: Sequence[Release]) -> None:
@@ -101,23 +137,29 @@ class Releaser:
         """Why a job is parked at this moment."""
         now_s = self._clock.now()
         pool = plan.pool(park.pool)
-        room = room_of(pool, self._params())
-        reason = why_held(park, room, awake=self._parking.index.awake(park.job), now_s=now_s, paused=plan.paused)
-        parked = self._parking.index.count(park.pool, park.lane)
+        hold, gathers = self._holds.now.get(park.pool, NO_HOLD), self._parking.gathering.holds(park)
+        reason = why_held(
+            park, self._room(pool, self._params()), awake=self._parking.index.awake(park.job), now_s=now_s,
+            paused=plan.paused, hold=hold, gathers=gathers,
+        )  # fmt: skip
         facts = {
             "workers": str(pool.workers),
             "free_slots": str(pool.free_slots),
             "ready": str(pool.lane(park.lane).ready),
-            "parked": str(parked),
+            "parked": str(self._parking.index.count(park.pool, park.lane)),
             "latest_start_ms": str(park.due_ms),
         }
+        if reason is HoldReason.HELD_FOR_TROUGH:
+            facts |= self._holds.facts(park)
         return Step(now_s, "held", reason.value, facts)
 
     def _note_held(self, plan: Plan, now_s: float) -> None:
         for job in self._parking.newcomers():
             park = self._parking.index.get(job)
             if park is not None:
-                self._decisions.add(job, self.held_because(park, plan))
+                step = self.held_because(park, plan)
+                _holds.labels(lane=park.lane.value, pool=park.pool, reason=step.reason).inc()
+                self._decisions.add(job, step)
 
     async def _act(self, release: Release) -> None:
         park = release.park
@@ -143,6 +185,7 @@ class Releaser:
         match outcome:
             case ReleaseOutcome.RELEASED:
                 self._released[park.pool, park.lane] += 1
+                _reasons.labels(lane=park.lane.value, pool=park.pool, reason=release.reason.value).inc()
                 facts = {"latest_start_ms": str(park.due_ms)}
                 self._decisions.add(park.job, Step(now_s, "released", release.reason.value, facts))
             case ReleaseOutcome.TOO_CLOSE:

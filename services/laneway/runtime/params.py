@@ -11,6 +11,8 @@ from collections.abc import Callable
 from laneway.core.errors import ConfigError
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.admit import AdmitParams
+from laneway.policy.desired import DesiredParams
+from laneway.policy.fairness import FairParams
 from laneway.policy.fire import FireParams
 from laneway.policy.kv import KvParams
 from laneway.policy.preempt import PreemptParams
@@ -68,8 +70,15 @@ def release_params(policy: PolicySettings, look_s: float) -> ReleaseParams:
     return ReleaseParams(
         ready_ahead_s=policy.ready_ahead_s,
         look_s=look_s,
-        weights={Lane.DEFERRABLE: policy.deferrable_weight, Lane.BATCH: policy.batch_weight},
+        fair=FairParams(
+            lane_weights={Lane.DEFERRABLE: policy.deferrable_weight, Lane.BATCH: policy.batch_weight},
+            tenant_weights=policy.tenant_weights,
+        ),
     )
+
+
+def desired_params(policy: PolicySettings) -> DesiredParams:
+    return DesiredParams(tpot_s=policy.priority.tpot_target_s, batch_workers_max=policy.batch_workers_max)
 
 
 def pull_params(policy: PolicySettings, slots: int) -> PullParams:

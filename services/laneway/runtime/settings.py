@@ -205,6 +205,8 @@ class PolicySettings(Section, frozen=True):
     lower_lane_floor: Fraction = 0.1  # share of a pool's turns that the lower lanes always get
     deferrable_weight: Factor = 4.0  # against batch_weight
     batch_weight: Factor = 1.0
+    tenant_weights: Mapping[Slug, Factor] = msgspec.field(default_factory=dict)  # shares of a lane; 1 for all others
+    batch_workers_max: Count | None = None  # that batch work alone may ask of a pool; unset: as many as are planned
     refusal_jitter_min: Factor = 0.8
     refusal_jitter_max: Factor = 1.3
     retry_after_s_min: PositiveSeconds = 0.1
