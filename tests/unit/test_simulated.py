@@ -14,10 +14,11 @@ from msgspec.structs import replace
 from laneway.core.errors import ConfigError
 from laneway.core.lanes import FinishReason
 from laneway.runtime.engine_options import EngineOptions
+from laneway.runtime.engine_profile import load_profile
 from laneway.runtime.tokenizer import EOS, TURN_END
 from laneway.workers.engines.protocol import EngineCapacity, EngineRequest
 from laneway.workers.engines.simulated import InjectedCrash, InjectedHang, SimulatedCore, make_core
-from laneway.workers.engines.simulated_profile import GpuProfile, load_profile
+from laneway.workers.engines.simulated_profile import ProfilePrice
 
 EOS_IDS = frozenset({EOS, TURN_END})
 PACE_S = 0.01
@@ -346,7 +347,7 @@ class TestFaults:
 
 
 class TestProfiles:
-    profile = load_profile("h100-8b-fp8")
+    profile = ProfilePrice(load_profile("h100-8b-fp8"))
 
     @pytest.mark.parametrize(
         ("batch", "context", "ms"),
@@ -387,7 +388,7 @@ class TestProfiles:
         one.write_text(json.dumps(table))
         several.write_text(json.dumps({"profiles": {"a": table}}))
         assert load_profile(str(one)) == load_profile(f"{several}#a")
-        assert load_profile(str(one)).step_s([], [9, 9]) == pytest.approx(0.003)
+        assert ProfilePrice(load_profile(str(one))).step_s([], [9, 9]) == pytest.approx(0.003)
         with pytest.raises(ConfigError, match="the file holds a"):
             load_profile(f"{several}#b")
 
@@ -406,6 +407,5 @@ class TestProfiles:
     def test_the_packaged_file_names_its_source_and_licence(self):
         from importlib import resources
 
-        raw = (resources.files("laneway.workers.engines") / "profiles" / "h100-8b-fp8.json").read_text()
+        raw = (resources.files("laneway.runtime") / "profiles" / "h100-8b-fp8.json").read_text()
         assert "Apache-2.0" in json.loads(raw)["licence"]
-        assert isinstance(self.profile, GpuProfile)

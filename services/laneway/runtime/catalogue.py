@@ -6,10 +6,19 @@ the door, naming the field.
 
 from __future__ import annotations
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from laneway.core.catalogue import Capabilities, Catalogue, Pool
 from laneway.core.errors import ConfigError
+from laneway.core.fleet import StepTimes
+from laneway.runtime.engine_profile import (
+    EngineProfile,
+    decode_tokens_per_s,
+    load_profile,
+    prefill_tokens_per_s,
+    step_times,
+)
 from laneway.runtime.settings import ModelSettings, Settings
 
 ENGINE_CAPABILITIES: dict[str, Capabilities] = {
@@ -43,6 +52,7 @@ ENGINE_CAPABILITIES: dict[str, Capabilities] = {
 }
 
 
+LOAD_S, PREFILL_TOKENS_PER_S, DECODE_TOKENS_PER_S = 10.0, 1000.0, 50.0  # where nothing else is known
 VOCABULARY_SIZES = {"bytes": 260, "smollm2": 49_152}  # of the tokenizers that are known by name
 
 
@@ -55,6 +65,8 @@ def capabilities_of(engine: str, *, exact: bool = False) -> Capabilities:
 
 
 def pool_of(model: ModelSettings) -> Pool:
+    profile = profile_of(model)
+    prior = _prior_of(model, profile)
     tokenizer = model.tokenizer or ("bytes" if model.engine == "simulated" else "smollm2")
     vocabulary_size = model.vocabulary_size or VOCABULARY_SIZES.get(tokenizer, 0)
     if not vocabulary_size:
@@ -76,13 +88,60 @@ def pool_of(model: ModelSettings) -> Pool:
         max_tokens_default=model.max_tokens_default,
         temperature_default=model.temperature_default,
         queue_length=model.queue_length,
-        load_s=model.load_s,
-        prefill_tokens_per_s=model.prefill_tokens_per_s,
-        decode_tokens_per_s=model.decode_tokens_per_s,
+        load_s=model.load_s or prior.load_s,
+        prefill_tokens_per_s=model.prefill_tokens_per_s or prior.prefill_tokens_per_s,
+        decode_tokens_per_s=model.decode_tokens_per_s or prior.decode_tokens_per_s,
         price_per_million_prompt_tokens=model.price_per_million_prompt_tokens,
         price_per_million_completion_tokens=model.price_per_million_completion_tokens,
         home_slots=model.workers if model.home_slots is None else model.home_slots,
         bulk=model.bulk,
+        step_times=prior.step_times,
+    )
+
+
+def profile_of(model: ModelSettings) -> EngineProfile | None:
+    """What is known of the pool's engine beforehand; a simulated one does as its own profile says. ConfigError."""
+    own = model.engine_options.profile if model.engine == "simulated" and model.engine_options is not None else ""
+    if not (model.profile or own):
+        return None
+    try:
+        profile = load_profile(model.profile or own)
+    except ConfigError as error:
+        raise ConfigError(f"models: pool {model.pool_name}: {error}") from None
+    figures = profile.engine
+    if not model.profile or figures is None:
+        return profile
+    if figures.engine != model.engine and model.engine != "simulated":
+        raise ConfigError(
+            f'models: pool {model.pool_name}: profile = "{model.profile}" is of the engine {figures.engine}, '
+            f"not of {model.engine}"
+        )
+    if 0 < figures.kv_tokens < model.kv_tokens:
+        raise ConfigError(
+            f"models: pool {model.pool_name}: kv_tokens = {model.kv_tokens} is more than the {figures.kv_tokens} "
+            f'tokens of KV that profile = "{model.profile}" found; calibrate again, or set fewer'
+        )
+    return profile
+
+
+class _Prior(Struct, frozen=True):
+    load_s: float = LOAD_S
+    prefill_tokens_per_s: float = PREFILL_TOKENS_PER_S
+    decode_tokens_per_s: float = DECODE_TOKENS_PER_S
+    step_times: StepTimes = StepTimes()
+
+
+def _prior_of(model: ModelSettings, profile: EngineProfile | None) -> _Prior:
+    if profile is None:
+        return _Prior()
+    times = step_times(profile)
+    chunk = model.engine_options.prefill_chunk_tokens if model.engine_options is not None else 0
+    load_s = profile.engine.load_s if profile.engine is not None else 0.0
+    return _Prior(
+        load_s or LOAD_S,
+        prefill_tokens_per_s(profile),
+        decode_tokens_per_s(profile, max(1, model.slots // 2)),
+        replace(times, chunk_tokens=chunk) if chunk else times,
     )
 
 

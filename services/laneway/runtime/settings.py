@@ -222,6 +222,8 @@ class PolicySettings(Section, frozen=True):
     preempt_delay_elsewhere_s: Seconds = 0.5  # the same while the plan shows room elsewhere
     single_flight: bool = True  # identical deterministic jobs of a tenant share one run while they meet in a worker
     stale_plan_factor: Factor = 2.0  # estimates are multiplied by this while the plan is stale
+    kv_prediction: bool = True  # engines that hand KV out as sequences grow take jobs by their predicted lengths
+    kv_target: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.95  # share of their KV that predicted peaks may fill
 
     def __post_init__(self) -> None:
         if self.refusal_jitter_min > self.refusal_jitter_max:
@@ -250,9 +252,9 @@ class ModelSettings(Section, frozen=True):
     max_tokens_default: Tokens = 256
     temperature_default: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
     queue_length: Count = 32
-    load_s: PositiveSeconds = 10.0
-    prefill_tokens_per_s: Rate = 1000.0
-    decode_tokens_per_s: Rate = 50.0
+    load_s: PositiveSeconds | None = None  # until a cold worker serves; unset: as its profile has it, or 10 s
+    prefill_tokens_per_s: Rate | None = None  # until measured; unset: as its profile has it, or 1000
+    decode_tokens_per_s: Rate | None = None  # of one sequence, until measured; unset: as its profile has it, or 50
     price_per_million_prompt_tokens: Price = 0.0
     price_per_million_completion_tokens: Price = 0.0
     engine_options: EngineOptions | None = None  # unset: worker.engine_options

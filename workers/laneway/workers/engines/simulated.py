@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from laneway.core.errors import ConfigError
 from laneway.core.lanes import FinishReason
 from laneway.runtime.engine_options import EngineOptions
+from laneway.runtime.engine_profile import load_profile
 from laneway.workers.engines.checks import check_request
 from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStats, SequenceStep
 from laneway.workers.engines.simulated_prefix import BLOCK_TOKENS, PrefixCache
-from laneway.workers.engines.simulated_profile import FixedPace, StepPrice, load_profile
+from laneway.workers.engines.simulated_profile import FixedPace, ProfilePrice, StepPrice
 
 CHUNK_TOKENS_PACED = 512
 CHUNK_TOKENS_PROFILE = 2048
@@ -282,16 +283,19 @@ def make_core(capacity: EngineCapacity, eos_ids: frozenset[int], options: Engine
     if capacity.vocabulary_size < 256:
         raise ConfigError(f"the simulated engine spells bytes; a vocabulary of {capacity.vocabulary_size} is too small")
     price: StepPrice
+    block_tokens = 1
     if options.profile:
-        price = profile = load_profile(options.profile)
-        chunk = options.prefill_chunk_tokens or CHUNK_TOKENS_PROFILE
+        profile = load_profile(options.profile)
+        price = ProfilePrice(profile)
+        chunk = options.prefill_chunk_tokens or profile.chunk_tokens or CHUNK_TOKENS_PROFILE
         kv_tokens = min(capacity.kv_tokens, profile.kv_capacity_tokens)
+        block_tokens = profile.engine.block_tokens if profile.engine is not None else 1
     else:
         price = FixedPace(options.pace_s)
         chunk = options.prefill_chunk_tokens or CHUNK_TOKENS_PACED
         kv_tokens = capacity.kv_tokens
     capacity = EngineCapacity(
-        capacity.slots, kv_tokens, capacity.context_length, capacity.vocabulary_size, chunk_tokens=chunk
+        capacity.slots, kv_tokens, capacity.context_length, capacity.vocabulary_size, block_tokens, chunk_tokens=chunk
     )
     return SimulatedCore(capacity, price, options, eos_ids, chunk)
 

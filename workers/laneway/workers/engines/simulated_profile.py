@@ -1,22 +1,16 @@
-"""What a step of a simulated engine costs: a fixed pace, or the measured shape of a GPU serving a model.
+"""What a step of a simulated engine costs: a fixed pace, or the shape of a real engine as its profile has it.
 
-A profile is a JSON file: prefill milliseconds by new tokens, decode milliseconds by batch and context, and how many
-tokens of KV cache there are. It decides time and capacity only; which sequences share a step is decided elsewhere.
+It decides time only; which sequences share a step is decided elsewhere.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from importlib import resources
-from itertools import pairwise
-from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
 from laneway.core.errors import ConfigError
+from laneway.runtime.engine_profile import EngineProfile
 
 
 class StepPrice(Protocol):
@@ -37,23 +31,16 @@ class FixedPace:
         return self._pace_s
 
 
-class PrefillTimes(msgspec.Struct, frozen=True):
-    new_tokens: list[int]
-    ms: list[float]
+class ProfilePrice:
+    """Interpolates linearly between the points of a profile and goes on with the last slope beyond them."""
 
-
-class DecodeTimes(msgspec.Struct, frozen=True):
-    batch: list[int]
-    context: list[int]
-    ms: list[list[float]]  # a row for each batch, a column for each context
-
-
-class GpuProfile(msgspec.Struct, frozen=True):
-    """Interpolates linearly between the measured points and goes on with the last slope beyond them."""
-
-    prefill: PrefillTimes
-    decode: DecodeTimes
-    kv_capacity_tokens: int
+    def __init__(self, profile: EngineProfile) -> None:
+        self._prefill = profile.prefill
+        self._decode = profile.decode
+        self._full = profile.full_tokens
+        self._rate_ms = _at(profile.prefill.new_tokens, profile.prefill.ms, self._full) / self._full
+        # Of a prompt token beside decoding, as far as it was measured.
+        self._mixed_ms = profile.engine.step_times.prefill_token_s * 1e3 if profile.engine is not None else 0.0
 
     def step_s(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> float:
         total_ms = 0.0
@@ -66,73 +53,26 @@ class GpuProfile(msgspec.Struct, frozen=True):
     def _prefill_ms(self, pieces: Sequence[tuple[int, int]], *, mixed: bool) -> float:
         """Priced by all new tokens of the step, plus the attention of long contexts.
 
-        Beside a decode step the weights are read anyway, so few new tokens cost their share of a full chunk and not
-        the floor that the table shows for them alone.
+        Beside a decode step the weights are read anyway, so new tokens cost what was measured of them there, or their
+        share of a full chunk, and not the floor that the table shows for few of them alone.
         """
-        times = self.prefill
-        full = min(2048, times.new_tokens[-1])
-        rate_ms = _at(times.new_tokens, times.ms, full) / full
+        times, full = self._prefill, self._full
         new = sum(n for _, n in pieces)
         ms = _at(times.new_tokens, times.ms, new)
-        if mixed and new < full:
-            ms = min(ms, new * rate_ms)
+        if mixed and new <= full:
+            ms = new * self._mixed_ms or min(ms, new * self._rate_ms)
         for context, n in pieces:
             if context >= full:
                 longer = _at(times.new_tokens, times.ms, context + n) - _at(times.new_tokens, times.ms, context)
-                ms += max(0.0, longer - n * rate_ms)
+                more_ms = longer - n * self._rate_ms
+                ms += max(0.0, more_ms) if mixed else more_ms
         return ms
 
     def _decode_ms(self, batch: int, context: float) -> float:
-        times = self.decode
+        times = self._decode
         above = min(max(bisect_right(times.batch, batch), 1), len(times.batch) - 1)
         near = slice(max(above - 1, 0), above + 1)
         return _at(times.batch[near], [_at(times.context, row, context) for row in times.ms[near]], batch)
-
-
-def load_profile(name: str) -> GpuProfile:
-    """A packaged profile by name, or a file by path; `path#name` picks from a file that holds several."""
-    path_text, _, inner = name.partition("#")
-    if not path_text.endswith(".json"):
-        folder = resources.files("laneway.workers.engines") / "profiles"
-        known = sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json"))
-        if name not in known:
-            raise ConfigError(f'profile = "{name}": no such profile; packaged: {", ".join(known)}; or a .json file')
-        raw = (folder / f"{name}.json").read_bytes()
-    else:
-        try:
-            raw = Path(path_text).read_bytes()
-        except OSError as error:
-            raise ConfigError(f'profile = "{name}": cannot read the file: {error.strerror}') from error
-    try:
-        if inner:
-            profiles = msgspec.json.decode(raw, type=_ProfileFile).profiles
-            if inner not in profiles:
-                raise ConfigError(f'profile = "{name}": the file holds {", ".join(sorted(profiles))}')
-            profile = profiles[inner]
-        else:
-            profile = msgspec.json.decode(raw, type=GpuProfile)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f'profile = "{name}": not a GPU profile: {error}') from error
-    _check(profile, name)
-    return profile
-
-
-class _ProfileFile(msgspec.Struct):
-    profiles: dict[str, GpuProfile]
-
-
-def _check(profile: GpuProfile, name: str) -> None:
-    pre, dec = profile.prefill, profile.decode
-    fits = (
-        len(pre.new_tokens) == len(pre.ms)
-        and len(dec.batch) == len(dec.ms)
-        and all(len(row) == len(dec.context) for row in dec.ms)
-    )
-    axes = (pre.new_tokens, dec.batch, dec.context)
-    rising = all(axis and axis[0] > 0 and all(a < b for a, b in pairwise(axis)) for axis in axes)
-    positive = all(math.isfinite(ms) and ms > 0.0 for row in (pre.ms, *dec.ms) for ms in row)
-    if not (fits and rising and positive and profile.kv_capacity_tokens > 0):
-        raise ConfigError(f'profile = "{name}": axes must rise, times be positive, and tables fit their axes')
 
 
 def _at(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
