@@ -23,6 +23,7 @@ from laneway.runtime.provision import provision
 from laneway.runtime.reading import subject_list
 from laneway.runtime.records import RecordStore
 from laneway.runtime.settings import ModelSettings, SchedulerSettings, Settings
+from laneway.runtime.settings_source import SettingsSource
 from laneway.scheduler.loop import Scheduler
 from tests.support.nats import POOL, REGION, connected, make_job, make_record, nats_settings
 
@@ -51,12 +52,17 @@ async def provision_for(bus: Bus, settings: Settings) -> None:
 
 @asynccontextmanager
 async def running_scheduler(
-    server: LocalNats, settings: Settings, name: str = "scheduler", *, clock: Clock | None = None
+    server: LocalNats,
+    settings: Settings,
+    name: str = "scheduler",
+    *,
+    clock: Clock | None = None,
+    source: SettingsSource | None = None,
 ) -> AsyncIterator[Scheduler]:
-    """A scheduler on a connection of its own; it ends orderly. `clock`: its host's."""
+    """A scheduler on a connection of its own; it ends orderly. `clock`: its host's. `source`: of its settings."""
     async with connected(server, name) as bus:
         await provision_for(bus, settings)
-        scheduler = Scheduler(bus, settings, catalogue_of(settings), clock or SystemClock())
+        scheduler = Scheduler(bus, settings, catalogue_of(settings), clock or SystemClock(), source=source)
         stop = asyncio.Event()
         async with scheduler.watching():
             task = asyncio.ensure_future(scheduler.run(stop))

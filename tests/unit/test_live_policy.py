@@ -54,7 +54,8 @@ class TestWhoseWordCounts:
         assert policy.settings == OWN
 
     def test_a_change_is_told_once(self):
-        policy, heard = LivePolicy(OWN), []
+        policy = LivePolicy(OWN)
+        heard: list[PolicySettings] = []
         policy.on_change(lambda: heard.append(policy.settings))
         for version in (1, 2, 2):
             policy.take(plan(version, NEW))
@@ -62,8 +63,14 @@ class TestWhoseWordCounts:
         assert policy.version == 2
 
     def test_what_is_derived_is_made_once_for_each_change(self):
-        policy, made = LivePolicy(OWN), []
-        ahead = policy.derive(lambda values: made.append(values) or values.ready_ahead_s)
+        policy = LivePolicy(OWN)
+        made: list[PolicySettings] = []
+
+        def ahead_of(values: PolicySettings) -> float:
+            made.append(values)
+            return values.ready_ahead_s
+
+        ahead = policy.derive(ahead_of)
         assert [ahead(), ahead()] == [7.0, 7.0]
         policy.take(plan(1, NEW))
         assert [ahead(), ahead()] == [1.0, 1.0]
@@ -109,6 +116,8 @@ def others(value: object, annotation: object) -> Iterator[object]:
         candidates = (not value,)
     elif isinstance(value, int | float):
         candidates = (value + 1, value / 2, value + 0.01, 1)
+    elif isinstance(value, dict):
+        candidates = ({"acme": 2.0},)
     elif value is None:
         candidates = (3, 0.5, "x")
     elif isinstance(value, str):
@@ -141,7 +150,7 @@ def made_of(policy: PolicySettings) -> Mapping[str, object]:
         arguments = list(inspect.signature(function).parameters)
         if name.endswith("_params") and name != "check_params":
             made[name] = function(policy, *(given[argument] for argument in arguments[1:]))
-    for lane in common_pb2.Lane.values():
+    for lane in (common_pb2.LANE_PRIORITY, common_pb2.LANE_DEFERRABLE, common_pb2.LANE_BATCH):
         made[f"contract {lane}"] = parse_contract(
             common_pb2.Contract(lane=lane), 1000.0, policy, attached=True, field="contract"
         )
@@ -153,7 +162,7 @@ def test_a_reload_of_any_parameter_changes_what_services_decide_by(key: str):
     before, after = PolicySettings(), changed(PolicySettings(), key)
     readers = [name for name, value in made_of(after).items() if value != made_of(before)[name]]
     if not readers:
-        readers = [path for path in sources() if f".settings.{key}" in path.read_text(encoding="utf-8")]
+        readers = [path.name for path in sources() if f".settings.{key}" in path.read_text(encoding="utf-8")]
     assert readers, f"nobody decides by policy.{key}: take it up in runtime/params.py"
 
 
