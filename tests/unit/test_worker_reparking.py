@@ -7,10 +7,11 @@ from typing import Any, cast
 import pytest
 
 from laneway.core.clock import ManualClock
-from laneway.core.fleet import LanePlan, Plan, PoolPlan
+from laneway.core.fleet import HomePlan, LanePlan, Plan, PoolPlan
 from laneway.core.ids import is_token
 from laneway.core.job import GenerateTask, JobRecord, LaneJob, Sampling, claim, give_way
 from laneway.core.lanes import Lane
+from laneway.policy.affinity import choose_home
 from laneway.runtime.bus import NotConnected, PayloadTooLarge, PublishUnknown
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.puller import Delivery
@@ -96,3 +97,22 @@ async def test_what_is_not_known_to_be_stored_is_not_acknowledged(faults: list[E
     pulled = cast(Delivery, Pulled(LaneJob(record, TASK)))
     assert await reparking(lanes).park(StoredRecord(record, 1), TASK, pulled) is parked
     assert len(lanes.parked) == parked
+
+
+@pytest.mark.parametrize(
+    ("key", "served_by", "home"),
+    [("", "w", ""), ("abcdefgh", "w", "h1"), ("abcdefgh", "another", choose_home("abcdefgh", {"h0": 0, "h1": 0}))],
+)
+async def test_it_goes_to_the_home_of_the_worker_that_ran_it_or_is_given_one_anew(key: str, served_by: str, home: str):
+    homes = (HomePlan("h0", "w0"), HomePlan("h1", served_by))
+    lanes, record = Lanes(), yielded(affinity_key=key, home="h5")
+    pulled = cast(Delivery, Pulled(LaneJob(record, TASK)))
+    place = reparking(lanes, Plan("local", pools=(PoolPlan(POOL, homes=homes),)))
+    assert await place.park(StoredRecord(record, 1), TASK, pulled)
+    assert decode_lane_job(lanes.parked[0][2]).record.home == lanes.parked[0][0].record.home == home
+
+
+async def test_without_a_plan_it_may_go_to_anyone():
+    lanes, record = Lanes(), yielded(affinity_key="abcdefgh", home="h5")
+    assert await reparking(lanes).park(StoredRecord(record, 1), TASK, cast(Delivery, Pulled(LaneJob(record, TASK))))
+    assert lanes.parked[0][0].record.home == ""

@@ -19,7 +19,7 @@ from laneway.policy.grouping import PREFIX_TOKENS
 
 KEY_LENGTH = 16  # base32 characters, 80 bits: two sessions of a tenant never share one by chance
 LOAD_FACTOR = 1.25  # of the mean load, rounded up: what a home may have (bounded-load hashing, DESIGN 5)
-LOAD_RATIO_MAX = 1.5  # of the mean, whatever rounding up would allow
+LOAD_RATIO = 1.5  # of the mean, whatever rounding up would allow
 PAIR = 2.0  # jobs that may share a home however little there is elsewhere: moving them would cost more than it saves
 _WEIGHT_BYTES = 4
 
@@ -92,7 +92,7 @@ def room_of(loads: Mapping[str, float]) -> float:
     """Jobs from which on a home is full, for one more job. At least one home has less: the lightest is below the mean,
     and that is below either bound or below PAIR."""
     mean = (sum(loads.values()) + 1.0) / len(loads)
-    return max(PAIR, min(math.ceil(LOAD_FACTOR * mean), math.floor(LOAD_RATIO_MAX * mean)))
+    return max(PAIR, min(math.ceil(LOAD_FACTOR * mean), math.floor(LOAD_RATIO * mean)))
 
 
 def weights_of(key: str, homes: int) -> tuple[int, ...]:
@@ -114,6 +114,15 @@ def served_loads(homes: Sequence[HomePlan], since: Mapping[str, int]) -> dict[st
     return {
         each.home: max(0.0, each.ready + each.running + since.get(each.home, 0)) for each in homes if each.worker_id
     }
+
+
+def home_again(key: str, homes: Sequence[HomePlan], worker_id: str) -> str:
+    """The home of a job that goes back among the parked after `worker_id` ran it: that worker's own, whose cache holds
+    its prompt and what it answered so far; where it has none, the heaviest by weight alone. Empty without a key."""
+    if not key or len(homes) < 2:
+        return ""
+    ours = next((each.home for each in homes if each.worker_id == worker_id), "")
+    return ours or choose_home(key, {each.home: 0.0 for each in homes})
 
 
 # --- who serves it ---------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from laneway.admission.answers import Answer
 from laneway.admission.chores import Chores
 from laneway.admission.door import Door
 from laneway.admission.ending import Ender
+from laneway.admission.homes import Homes
 from laneway.admission.judging import Judge, Judged
 from laneway.admission.late_records import LateRecords
 from laneway.admission.preparing import Preparer
@@ -34,6 +35,7 @@ from laneway.core.clock import Clock
 from laneway.core.errors import AlreadyExists, InvalidRequest, LanewayError, NotFound, OutcomeUnknown, Unavailable
 from laneway.core.job import Contract, JobRecord, Timings, Verdict, stored_late
 from laneway.core.lanes import Lane, OnDisconnect, Phase
+from laneway.policy.admit import Placement
 from laneway.policy.contract import bounded_by_call
 from laneway.runtime import metrics
 from laneway.runtime.auth import Caller, require_lane
@@ -83,6 +85,7 @@ class Admission:
         publish_s_max: float,
         connected: Callable[[], bool],
         streams: TenantStreams,
+        homes: Homes,
     ) -> None:
         self.book = book
         self._region = region
@@ -98,6 +101,7 @@ class Admission:
         self._publish_s_max = publish_s_max
         self._connected = connected  # whether NATS can be reached now
         self._streams = streams
+        self._homes = homes
 
     # --- attached ------------------------------------------------------------------------------------
 
@@ -278,6 +282,8 @@ class Admission:
         publish_s = self._publish_s_max
         if contract.lane is Lane.PRIORITY:
             publish_s = min(publish_s, PRIORITY_PUBLISH_S_MAX)
+        parked = decision.placement is Placement.PARKED
+        affinity, home = self._homes.choose(job_id, pool, caller.tenant, task, parked=parked)
         return JobRecord(
             job_id=job_id,
             tenant=caller.tenant,
@@ -299,6 +305,8 @@ class Admission:
             idempotency_key=request.key,
             origin=request.origin,
             requeued_from=request.requeued_from,
+            affinity_key=affinity,
+            home=home,
         )
 
 

@@ -10,6 +10,7 @@ import math
 from collections import OrderedDict, deque
 from itertools import islice
 
+from laneway.admission.homes import HomeLedger
 from laneway.admission.tenants import TenantLedger
 from laneway.core.clock import Clock
 from laneway.core.fleet import Plan
@@ -31,6 +32,7 @@ class Ledger:
 
     def __init__(self, clock: Clock) -> None:
         self.tenants = TenantLedger(clock)
+        self.homes = HomeLedger(clock)
         self._clock = clock
         self._entries: deque[tuple[float, str, Load]] = deque()
         self._totals: dict[str, Load] = {}
@@ -41,6 +43,7 @@ class Ledger:
     def plan_arrived(self, plan: Plan) -> None:
         self._shown_s = self._clock.monotonic() - PLAN_LAG_S
         self.tenants.plan_arrived(plan)
+        self.homes.plan_arrived()
         self._forget_overdue()
 
     def _forget_overdue(self) -> None:
@@ -67,6 +70,7 @@ class Ledger:
     def ended(self, job_id: str) -> None:
         """A job ended, whoever ended it; those of other doors are ignored."""
         self.tenants.ended(job_id)
+        self.homes.ended(job_id)
         live = self._live.pop(job_id, None)
         if live is not None:
             self._enter(live[0], Load(jobs=-1))

@@ -24,6 +24,7 @@ from laneway.admission.dead_letters import DeadLetters
 from laneway.admission.defaults import door_limits
 from laneway.admission.door import Door
 from laneway.admission.ending import Ender
+from laneway.admission.homes import Homes
 from laneway.admission.ingest import Ingest
 from laneway.admission.judging import Judge
 from laneway.admission.late_records import LateRecords
@@ -225,6 +226,7 @@ async def open_house(
             wanted.publish_s_max,
             lambda: bus.connected,
             TenantStreams(wanted.tenant_streams_max),
+            Homes(plans, ledger.homes),
         )
         dead = DeadLetterStore(bus, region)
         watch = DeadLetterWatch(dead)

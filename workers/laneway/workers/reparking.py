@@ -15,6 +15,7 @@ from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
 from laneway.core.fleet import Plan
 from laneway.core.job import GenerateTask, JobRecord
+from laneway.policy.affinity import home_again
 from laneway.policy.eta import Load, pool_view, work_ahead_s
 from laneway.policy.fire import fire_at_s
 from laneway.policy.grouping import group_of
@@ -45,7 +46,7 @@ class Reparking:
     async def park(self, stored: StoredRecord, task: GenerateTask, delivery: Delivery) -> bool:
         """Parks the job of this delivery from its present record. False: it may not be stored, and the delivery must
         not be acknowledged."""
-        record = stored.record
+        record = replace(stored.record, home=self._home_of(stored.record))
         job = replace(delivery.job, record=record)  # with its task as it came, inside or by reference
         data = encode_lane_job(job)
         fire_s = self.fire_at_s(record)
@@ -61,6 +62,11 @@ class Reparking:
             else:
                 return True
         return False
+
+    def _home_of(self, record: JobRecord) -> str:
+        plan = self._plan()
+        ran = record.lineage[-1].owner if record.lineage else ""
+        return home_again(record.affinity_key, plan.pool(record.pool).homes, ran) if plan is not None else ""
 
     def fire_at_s(self, record: JobRecord) -> float:
         """When NATS releases it without a scheduler, by the rule of admission: never after its latest start, unless

@@ -1,0 +1,157 @@
+"""Where a door sends jobs: by what the plan shows, what it sent since, and what it parked before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import cast
+
+import pytest
+from msgspec.structs import replace
+
+from laneway.admission import homes as module
+from laneway.admission.homes import PLAN_LAG_S, HomeLedger, Homes
+from laneway.admission.ledger import Ledger
+from laneway.core.catalogue import Capabilities, Pool
+from laneway.core.clock import ManualClock
+from laneway.core.fleet import HomePlan, Plan, PoolPlan
+from laneway.core.job import GenerateTask, Sampling
+from laneway.policy.affinity import affinity_key
+from laneway.runtime.plans import PlanView
+from tests.support.nats import POOL, TENANT, small_catalogue
+
+BOTH = (HomePlan("h0", "w0"), HomePlan("h1", "w1"))
+
+
+class Plans:
+    def __init__(self, *homes: HomePlan) -> None:
+        self.is_fresh = True
+        self.show(*homes)
+
+    def show(self, *homes: HomePlan) -> None:
+        self.plan = Plan("local", pools=(PoolPlan(POOL, homes=homes),))
+
+    def fresh(self) -> bool:
+        return self.is_fresh
+
+
+class Door:
+    """Homes as a door has them."""
+
+    def __init__(self, *homes: HomePlan, prefix_cache: bool = True) -> None:
+        self.clock = ManualClock()
+        self.plans = Plans(*homes)
+        self.ledger = Ledger(self.clock)
+        self.homes = Homes(cast(PlanView, self.plans), self.ledger.homes)
+        able = Capabilities(prefix_cache=prefix_cache)
+        self.pool: Pool = replace(small_catalogue().pools[0], home_slots=max(2, len(homes)), capabilities=able)
+        self.count = 0
+
+    def send(self, session: str, *, parked: bool = False) -> str:
+        self.count += 1
+        return self.homes.choose(f"job-{self.count}", self.pool, TENANT, task(session), parked=parked)[1]
+
+    def plan(self, *homes: HomePlan) -> None:
+        self.plans.show(*homes)
+        self.ledger.plan_arrived(self.plans.plan)
+
+
+def task(session: str) -> GenerateTask:
+    return GenerateTask((1, 2, 3), Sampling(max_tokens=4), session_id=session)
+
+
+def test_a_job_has_its_key_also_where_it_has_no_home() -> None:
+    door = Door()
+    key = affinity_key(POOL, TENANT, task("s"))
+    assert door.homes.choose("a", door.pool, TENANT, task("s"), parked=False) == (key, "")
+    assert door.homes.choose("b", door.pool, TENANT, task(""), parked=False) == ("", "")
+
+
+def test_without_a_prefix_cache_nobody_is_helped() -> None:
+    door = Door(*BOTH, prefix_cache=False)
+    assert door.homes.choose("a", door.pool, TENANT, task("s"), parked=False) == ("", "")
+
+
+def test_a_stale_plan_gives_no_home() -> None:
+    door = Door(*BOTH)
+    door.plans.is_fresh = False
+    assert (door.send("s"), door.send("s", parked=True)) == ("", "")
+
+
+def test_a_job_of_now_goes_only_where_somebody_serves_and_a_parked_one_wherever() -> None:
+    door = Door(HomePlan("h0"), HomePlan("h1", "w1"))
+    assert {door.send(f"s{i}") for i in range(50)} == {"h1"}
+    door = Door(HomePlan("h0"), HomePlan("h1"))
+    assert {door.send(f"s{i}") for i in range(50)} == {""}
+    assert {door.send(f"s{i}", parked=True) for i in range(50)} == {"h0", "h1"}
+
+
+def test_what_was_sent_since_the_plan_counts_until_it_ends_or_a_plan_shows_it() -> None:
+    door = Door(*BOTH)
+    home = door.send("hot")
+    other = "h1" if home == "h0" else "h0"
+    assert [door.send("hot") for _ in range(3)] == [home, other, other], "two may meet, then they are shared out"
+    for number in range(1, 5):
+        door.ledger.ended(f"job-{number}")
+    assert door.ledger.homes.since(POOL) == {home: 0, other: 0}
+    door.clock.advance(PLAN_LAG_S + 1.0)
+    door.plan(HomePlan("h0", "w0", running=0), HomePlan("h1", "w1", running=9))
+    assert door.ledger.homes.since(POOL) == {home: 0, other: 0}
+    assert {door.send(f"s{i}") for i in range(4)} == {"h0"}
+
+
+def test_a_job_that_a_plan_showed_frees_its_home_when_it_ends() -> None:
+    door = Door(*BOTH)
+    home = door.send("s")
+    door.clock.advance(PLAN_LAG_S + 1.0)
+    door.plan(*(replace(each, running=int(each.home == home)) for each in BOTH))
+    assert door.ledger.homes.since(POOL) == {home: 0}
+    door.ledger.ended("job-1")
+    door.ledger.ended("job-1")
+    assert door.ledger.homes.since(POOL) == {home: -1}
+
+
+def test_a_session_stays_where_it_went_when_its_first_home_comes_back() -> None:
+    door = Door(*BOTH)
+    sessions = [f"s{i}" for i in range(8)]
+    door.plan(BOTH[0], HomePlan("h1"))
+    assert {door.send(session) for session in sessions} == {"h0"}
+    for number in range(1, 9):
+        door.ledger.ended(f"job-{number}")
+    door.plan(*BOTH)
+    for session in sessions:
+        assert door.send(session) == "h0"
+        door.ledger.ended(f"job-{door.count}")
+
+
+def test_parked_jobs_are_shared_out_evenly_whatever_is_at_the_homes_now() -> None:
+    door = Door(HomePlan("h0", "w0", running=50), HomePlan("h1", "w1"))
+    counts = Counter(door.send("hot", parked=True) for _ in range(1000))
+    assert max(counts.values()) <= 1.5 * 500
+    assert door.ledger.homes.since(POOL) == {}, "they are not at their homes yet"
+
+
+def test_so_many_keys_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAST_HOMES_MAX", 3)
+    door = Door(BOTH[0], HomePlan("h1"))
+    sessions = [f"s{i}" for i in range(40)]
+    for session in sessions:
+        assert door.send(session) == "h0"
+        door.ledger.ended(f"job-{door.count}")
+    door.plans.show(*BOTH)
+    kept = []
+    for session in sessions[::-1]:
+        kept.append(door.send(session))
+        door.ledger.ended(f"job-{door.count}")
+    assert kept[:3] == ["h0"] * 3
+    assert "h1" in kept[3:], "a forgotten one begins anew"
+
+
+def test_the_end_of_so_many_jobs_is_awaited_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIVE_JOBS_MAX", 2)
+    ledger = HomeLedger(ManualClock())
+    for job in ("a", "b", "c"):
+        ledger.sent(job, POOL, "h0")
+    ledger.ended("a")
+    assert ledger.since(POOL) == {"h0": 3}
+    ledger.ended("b")
+    assert ledger.since(POOL) == {"h0": 2}
