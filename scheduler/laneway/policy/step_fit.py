@@ -7,10 +7,10 @@ Formula. A step takes
 for `b` decoding sequences that hold `K` tokens of KV together, and `p` prompt tokens that it computes. Both parts are
 least squares with forgetting (0.99 a step: about the last hundred count), each beside a prior that is not forgotten:
 
-- base, sequence and context_token from steps without prompt tokens. The prior weighs like a tenth of a step, so where steps say
-  something it hardly counts, and where they do not (always the same batch, say) the coefficients stay near it: that
-  bounds the covariance. Coefficients are never negative: the most negative one is set to 0 and the others are solved
-  again.
+- base, sequence and context_token from steps without prompt tokens. The prior weighs like a tenth of a step, so where
+  steps say something it hardly counts, and where they do not (always the same batch, say) the coefficients stay near
+  it: that bounds the covariance. Coefficients are never negative: the most negative one is set to 0 and the others are
+  solved again.
 - prefill_token from what steps with prompt tokens take longer than that, weighted by tokens. It is forgotten by such
   steps only, so a night without prompts loses nothing. Steps that decode nothing count only as long as no others were
   seen: engines price a prompt alone otherwise than beside decoding, and the latter is what callers feel.
