@@ -1,4 +1,4 @@
-"""The interference budget: credit, guard, slices and pace never go beyond what is stated, and follow what they should."""
+"""The interference budget: credit, guard, slices and pace follow what they should, and never go beyond it."""
 
 from __future__ import annotations
 
@@ -188,7 +188,6 @@ class TestLongPrompts:
         tight = [chat(target_s=0.05)] * 15 + [chat(made=150, left=50, target_s=0.008)]
         pace = self.pace(decoders=tight, time_left_s=4.0)
         assert pace.slice_tokens == 512
-        # At that pace its own first token is in time, and the tight one's tokens at their limit or as near as that lets.
         assert 8000 / pace.tokens_per_s < 4.0
 
     def test_its_own_promise_counts_as_much_as_theirs(self):

@@ -8,14 +8,14 @@ index of dispersion F (variance / mean of the counts, bounded to [1, 50]: 1 is P
 
 where tau is the time in which a place can be freed, as far as jobs stay that long: with a mean stay of s it is
 m = min(tau, s), the window's percentile is scaled by m / tau, and of the priority jobs that are here the share m / s
-leaves meanwhile, which is taken off. (The reference does without: where jobs are shorter than tau it would keep the same
-place free for several jobs that use it one after the other, and keep whole workers empty.) At most half of a worker's
-slots and KV are kept: preemption is the backstop for what is rarer.
+leaves meanwhile, which is taken off. (The reference does without: where jobs are shorter than tau it would keep the
+same place free for several jobs that use it one after the other, and keep whole workers empty.) At most half of a
+worker's slots and KV are kept: preemption is the backstop for what is rarer.
 
-Source: reference policy (b4), z = 2.33 for one in a hundred. Units: seconds, slots, tokens. What is not used fades: five
-minutes after the last priority job nothing is kept but the floor that the settings say. Complexity: O(1) an arrival,
-O(windows log windows) to ask, at most once a window. Failure mode: learned on a quiet night it keeps the floor only, and
-the first burst of the morning meets lower work (preemption); a worker that takes no priority jobs learns none.
+Source: reference policy (b4), z = 2.33 for one in a hundred. Units: seconds, slots, tokens. What is not used fades:
+five minutes after the last priority job nothing is kept but the floor that the settings say. Complexity: O(1) an
+arrival, O(windows log windows) to ask. Failure mode: learned on a quiet night it keeps the floor only, and the first
+burst of the morning meets lower work (preemption); a worker that takes no priority jobs learns none.
 """
 
 from __future__ import annotations

@@ -223,8 +223,8 @@ def wait_s(prompt: Prompt, credit: float, load: Load, theta: float, params: Inte
 
 
 def may_join(credit: float, prefilling: int, load: Load, theta: float, params: InterferenceParams) -> str:
-    """Whether one more lower-lane job may start: OPEN, or what is in the way. `prefilling`: lower-lane jobs here without
-    their first token, whether or not any of it was submitted."""
+    """Whether one more lower-lane job may start: OPEN, or what is in the way. `prefilling`: lower-lane jobs here
+    without their first token, whether or not any of it was submitted."""
     if prefilling >= params.lower_prefills_max:
         return GUARD
     if not params.budget:
