@@ -1,15 +1,35 @@
 """The verdict on a request: accept, hold, another tier, or refuse with a reason and a retry time.
 
 Decides from values alone: the contract, what each candidate pool looks like, the time and one random number for the
-jitter of retry times. Never decides about quotas, identities or malformed requests; those were settled before.
+jitter of retry times and for audits. Never decides about quotas, identities or malformed requests; those were settled
+before.
 
 The order: the allowed regions, whether this one takes new work, the storage, what the tenant has open already, then
 each candidate tier from the cheapest (what it can never do: cost, KV, deadline on an idle pool; then its load), the
 first that fits wins; otherwise the refusal that can be retried soonest.
+
+Feasible is what keeps its times with nine chances in ten as far as load goes:
+
+    k x (wait + z sigma) + own time <= target      k = what such waits came to before (policy.calibration), p90
+
+on the first token (priority) and on the whole answer. The request's own time counts as expected and not by its 90 %
+length: what does not fit an idle pool is refused for good, and what fits one must be acceptable at last, or no retry
+time would be true. A pool that has just refused asks for `resume_margin` more of the wait. A request that comes at its
+promised time (policy.promises) is judged by expectations alone: z = 0, k = 1, no margin.
+
+One in a hundred (`audit_share`) of what would be refused for its ETA, while the expectation keeps the deadline and the
+bound is over by `audit_over_max` of the time at most, is accepted all the same (AUDIT): where estimates have gone wrong
+to the careful side, nothing else would ever show it.
+
+Times are stated corrected by what earlier ones came to, with their 90 % bounds, and with the numbers they rest on
+(facts). Source: policy.md (a). O(tiers). Left out of it: the lane demotion (no contract can allow it yet), moving to
+another region, and the shedding of tenants over their share by sojourn time: the fair shares of promised places do part
+of that.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,12 +47,17 @@ from laneway.core.errors import (
     TenantLimit,
     Unavailable,
 )
-from laneway.core.job import Contract, Verdict
+from laneway.core.fleet import EtaFit
+from laneway.core.job import Contract, Estimate, Verdict
 from laneway.core.lanes import Lane, VerdictKind
 from laneway.policy import eta as etas
+from laneway.policy.calibration import Stated, stated
 from laneway.policy.contract import within_reach
-from laneway.policy.eta import Eta, PoolView
+from laneway.policy.eta import Eta, Load, PoolView, Rates
 from laneway.policy.fire import FireParams, fire_at_s, latest_start_s
+
+WAIT_FACTOR_MIN, WAIT_FACTOR_MAX = 0.5, 4.0  # what was learned of waits decides within these
+TIERS_TOLD_MAX = 4  # other tiers that a verdict names
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +80,11 @@ class AdmitParams:
     tenant_jobs_max: Mapping[Lane, int] = field(default_factory=dict)  # open jobs of one tenant; 0: no limit
     tenant_retry_s: float = 1.0  # to begin with: doors hear of ends with a plan, some times a second
     ttft_default_s: Mapping[Lane, float] = field(default_factory=dict)
+    batch_share: float = 0.2  # of what the parking lanes get, batch's least while deferrable work waits
+    place_s_max: float = 300.0  # how far ahead a place may be promised (policy.promises)
+    place_spread_s: float = 2.0  # most that jitter puts off a promised time: places are spread already
+    audit_share: float = 0.01
+    audit_over_max: float = 0.5
 
 
 class Candidate(Struct, frozen=True):
@@ -83,6 +113,8 @@ class Situation(Struct, frozen=True):
     refusing: frozenset[str] = frozenset()  # pools whose last priority answer was a refusal
     draining: bool = False  # an operator keeps new work out of the region
     tenant_open: int = 0  # the tenant's open jobs in the contract's lane
+    redeeming: frozenset[str] = frozenset()  # pools at which the request comes at its promised time
+    promised_later: Mapping[str, Load] = {}  # by pool: promised work that only a new place comes after
 
 
 class Placement(StrEnum):
@@ -102,6 +134,8 @@ class Decision(Struct, frozen=True):
     device_s: float = 0.0
     service_s: float = 0.0
     refusal: type[LanewayError] | None = None
+    redeemed: bool = False  # it was judged as one that comes at its promised time
+    place_s: float | None = None  # of a refusal for its ETA: from now until the work ahead has gone, if none comes
     quota: Mapping[str, str] = {}  # of a refusal for a limit: its name and what it is compared with
 
     def error(self) -> LanewayError:
@@ -155,9 +189,18 @@ def admit(ask: Ask, situation: Situation, params: AdmitParams) -> Decision:
         if decision is None:
             decision = judge(ask, candidate, reachable, situation, params, index > 0)
         if decision.refusal is None:
-            return decision
+            return _with_tiers(decision, refused)
         refused.append(decision)
-    return min(refused, key=_retry_order)
+    soonest = min(refused, key=_retry_order)
+    return _with_tiers(soonest, [each for each in refused if each is not soonest])
+
+
+def _with_tiers(decision: Decision, others: Sequence[Decision]) -> Decision:
+    """Says what the other tiers answered."""
+    if not others:
+        return decision
+    tried = " ".join(f"{each.verdict.tier}:{each.verdict.reason}" for each in others[:TIERS_TOLD_MAX])
+    return replace(decision, verdict=replace(decision.verdict, facts=(*decision.verdict.facts, ("other_tiers", tried))))
 
 
 def full_lane_retry_s(decision: Decision, situation: Situation, params: AdmitParams) -> float:
@@ -228,29 +271,24 @@ def _judge_priority(
             retry_s=_retry(params.retry_s_max, situation, params),
         )  # fmt: skip
     eta = etas.priority_eta(
-        pool, view, candidate.prompt_tokens, candidate.expected_tokens, yield_wait_s=params.yield_wait_s
-    )
-    if view.stale:
-        eta = eta.scaled(params.stale_factor)
+        pool, view, candidate.prompt_tokens, candidate.expected_tokens,
+        long_tokens=candidate.long_tokens, yield_wait_s=params.yield_wait_s, floor=params.floor,
+    )  # fmt: skip
+    judged = _judge(pool, contract, eta, situation, params)
     lane = view.plan.lane(Lane.PRIORITY)
-    room = 1.0 + params.resume_margin if pool.name in situation.refusing else 1.0
-    doubt = params.z * eta.wait_sigma_s
-    over_ttft = (eta.ttft_s + doubt) * room - contract.ttft_target_s
-    over_deadline = situation.now_s + (eta.completion_s + doubt) * room - contract.deadline_s
     full = lane.limit and lane.ready + lane.running >= lane.limit
-    if full or max(over_ttft, over_deadline) > 0.0:
-        wait = etas.slot_wait_s(pool, view, jobs_ahead=0, service_s=eta.completion_s - eta.wait_s)
-        message = "the lane is full"
-        if not full and over_ttft > 0.0:
-            late = f"{eta.ttft_s:.2f} s, perhaps {(eta.ttft_s + doubt) * room:.2f} s"
-            message = f"the first token is expected in {late}, and its target is {contract.ttft_target_s:g} s"
-        elif not full:
-            message = f"the answer is expected in {eta.completion_s:.2f} s, after its deadline"
-        return _refused(
-            ask, candidate, contract, LaneSaturated, "LANE_SATURATED", message, eta=eta,
-            retry_s=_retry(max(wait, over_ttft, over_deadline), situation, params),
-        )  # fmt: skip
-    return _accepted(ask, candidate, contract, situation, params, eta, moved)
+    if not (full or judged.over_s > 0.0):
+        return _accepted(ask, candidate, contract, situation, params, judged, moved=moved)
+    if not full and _audited(contract, judged, situation, params):
+        return _accepted(ask, candidate, contract, situation, params, judged, moved=moved, audit=True)
+    message = "the lane is full"
+    if not full and judged.over_ttft_s > 0.0:
+        late = f"{judged.stated.ttft_s:.2f} s, perhaps {judged.ttft_s:.2f} s"
+        message = f"the first token is expected in {late}, and its target is {contract.ttft_target_s:g} s"
+    elif not full:
+        message = f"the answer is expected in {judged.stated.completion_s:.2f} s, after its deadline"
+    wait = etas.slot_wait_s(pool, view, jobs_ahead=0, service_s=eta.service_s)
+    return _saturated(ask, candidate, contract, situation, params, judged, message, max(wait, judged.over_s))
 
 
 def _judge_parking(
@@ -258,31 +296,131 @@ def _judge_parking(
 ) -> Decision:
     pool, lane = candidate.pool, ask.contract.lane
     view = situation.views[pool.name]
+    rate = etas.rates(pool, view.plan, context_tokens=candidate.prompt_tokens)
     eta = etas.parking_eta(
-        pool, view, lane, candidate.prompt_tokens, candidate.expected_tokens, floor=max(1e-3, params.floor)
-    )
+        pool, view, lane, candidate.prompt_tokens, candidate.expected_tokens,
+        long_tokens=candidate.long_tokens, floor=max(1e-3, params.floor),
+        due_s=_latest_start_s(contract, rate, candidate, params),
+        share=params.batch_share if lane is Lane.BATCH else 1.0,
+    )  # fmt: skip
+    judged = _judge(pool, contract, eta, situation, params)
+    if judged.over_s <= 0.0:
+        return _accepted(ask, candidate, contract, situation, params, judged, moved=moved)
+    if _audited(contract, judged, situation, params):
+        return _accepted(ask, candidate, contract, situation, params, judged, moved=moved, audit=True)
+    message = f"the answer is expected in {judged.stated.completion_s:.1f} s, perhaps later than its deadline"
+    return _saturated(ask, candidate, contract, situation, params, judged, message, judged.over_s)
+
+
+class _Judged(Struct, frozen=True):
+    """An estimate against what was promised. Times from now; `over`: beyond the target, negative where it is kept."""
+
+    eta: Eta
+    estimate: Estimate
+    stated: Stated
+    ttft_s: float  # as it is judged: with what doubt and experience add to its wait
+    over_ttft_s: float
+    over_deadline_s: float
+    time_s: float  # until the deadline
+    fits: tuple[EtaFit, EtaFit]
+    redeemed: bool = False
+
+    @property
+    def over_s(self) -> float:
+        return max(self.over_ttft_s, self.over_deadline_s)
+
+
+def _judge(pool: Pool, contract: Contract, eta: Eta, situation: Situation, params: AdmitParams) -> _Judged:
+    view, lane = situation.views[pool.name], contract.lane
     if view.stale:
         eta = eta.scaled(params.stale_factor)
-    shift = max(0.0, contract.not_before_s - situation.now_s - eta.wait_s)  # the queue is worked off meanwhile
-    eta = Eta(eta.wait_s + shift, eta.wait_sigma_s, eta.ttft_s + shift, eta.completion_s + shift)
-    over = situation.now_s + eta.completion_s + params.z * eta.wait_sigma_s - contract.deadline_s
-    if over > 0.0:
-        return _refused(
-            ask, candidate, contract, LaneSaturated, "LANE_SATURATED",
-            f"the answer is expected in {eta.completion_s:.1f} s, after its deadline", eta=eta,
-            retry_s=_retry(over, situation, params),
-        )  # fmt: skip
-    return _accepted(ask, candidate, contract, situation, params, eta, moved)
+    start_s = max(0.0, contract.not_before_s - situation.now_s)
+    delay_s = start_s if start_s > eta.wait_s else 0.0
+    if start_s:
+        eta = eta.waiting_until(start_s)
+    estimate = Estimate(eta.ttft_s, 0.0, eta.completion_s, 0.0)
+    bounds = eta.bounds_s(params.z)
+    estimate = replace(estimate, ttft_bound_s=bounds[0], completion_bound_s=bounds[1])
+    plan = view.plan.lane(lane)
+    fits = plan.ttft_fit, plan.completion_fit
+    redeemed = pool.name in situation.redeeming
+    wait_s = eta.wait_s
+    if not redeemed:
+        room = 1.0 + (params.resume_margin if lane is Lane.PRIORITY and pool.name in situation.refusing else 0.0)
+        wait_s = delay_s + room * _trusted(fits[0]) * (eta.wait_s - delay_s + params.z * eta.wait_sigma_s)
+    ttft_s = wait_s + eta.ttft_s - eta.wait_s
+    time_s = contract.deadline_s - situation.now_s
+    return _Judged(
+        eta,
+        estimate,
+        stated(estimate, *fits, delay_s=delay_s),
+        ttft_s,
+        ttft_s - contract.ttft_target_s if lane is Lane.PRIORITY else -math.inf,
+        wait_s + eta.service_s - time_s,
+        time_s,
+        fits,
+        redeemed,
+    )
+
+
+def _trusted(fit: EtaFit) -> float:
+    """What waits are multiplied by before they are compared with a target."""
+    return min(WAIT_FACTOR_MAX, max(WAIT_FACTOR_MIN, fit.p90)) if fit.samples else 1.0
+
+
+def _audited(contract: Contract, judged: _Judged, situation: Situation, params: AdmitParams) -> bool:
+    if situation.jitter >= params.audit_share or judged.eta.completion_s > judged.time_s:
+        return False
+    target_s = contract.ttft_target_s if contract.lane is Lane.PRIORITY else judged.time_s
+    return judged.over_s <= params.audit_over_max * target_s
+
+
+def _latest_start_s(contract: Contract, rate: Rates, candidate: Candidate, params: AdmitParams) -> float:
+    service = rate.service_s(candidate.prompt_tokens, candidate.long_tokens)
+    return latest_start_s(contract.deadline_s, service, FireParams(params.margin_s, params.margin_ratio))
+
+
+def _facts(judged: _Judged, contract: Contract) -> tuple[tuple[str, str], ...]:
+    """For people: the numbers of a verdict, spans in seconds."""
+    eta, (ttft, completion) = judged.eta, judged.fits
+    facts = [
+        ("wait_s", f"{eta.wait_s:.4g}"),
+        ("wait_sigma_s", f"{eta.wait_sigma_s:.3g}"),
+        ("service_s", f"{eta.service_s:.4g}"),
+        ("longer_s", f"{eta.longer_s:.3g}"),
+        ("ahead_jobs", f"{eta.ahead_jobs:.3g}"),
+        ("ahead_tokens", f"{eta.ahead_tokens:.4g}"),
+        ("capacity", f"{eta.capacity:.3g}"),
+    ]
+    if contract.lane is Lane.PRIORITY:
+        facts.append(("target_s", f"{contract.ttft_target_s:g}"))
+    else:
+        facts.append(("ahead_device_s", f"{eta.ahead_device_s:.4g}"))
+    if ttft.samples:
+        facts.append(("ttft_fit", f"{ttft.p50:.3g} {ttft.p90:.3g}"))
+    if completion.samples:
+        facts.append(("completion_fit", f"{completion.p50:.3g} {completion.p90:.3g}"))
+    if judged.redeemed:
+        facts.append(("place", "promised"))
+    return tuple(facts)
 
 
 def _accepted(
-    ask: Ask, candidate: Candidate, contract: Contract, situation: Situation, params: AdmitParams, eta: Eta, moved: bool
+    ask: Ask,
+    candidate: Candidate,
+    contract: Contract,
+    situation: Situation,
+    params: AdmitParams,
+    judged: _Judged,
+    *,
+    moved: bool,
+    audit: bool = False,
 ) -> Decision:
     pool, lane, now = candidate.pool, contract.lane, situation.now_s
     view = situation.views[pool.name]
-    rate = etas.rates(pool, view.plan)
+    rate = etas.rates(pool, view.plan, context_tokens=candidate.prompt_tokens)
     service = rate.service_s(candidate.prompt_tokens, candidate.long_tokens)
-    latest = latest_start_s(contract.deadline_s, service, FireParams(params.margin_s, params.margin_ratio))
+    latest = _latest_start_s(contract, rate, candidate, params)
     hold = _hold_reason(contract, view, now) if lane.may_park else ""
     fire_at = now
     if hold:
@@ -290,7 +428,7 @@ def _accepted(
             now_s=now,
             not_before_s=contract.not_before_s,
             latest_start_s=latest,
-            parked_device_s_ahead=etas.work_ahead_s(pool, view, lane, service_s=service),
+            parked_device_s_ahead=etas.work_ahead_s(pool, view, lane, service_s=service, due_s=latest),
             floor_rate=params.floor * max(1, view.plan.workers or pool.workers),
         )
     kind, reason, message = VerdictKind.ACCEPTED, "LANE_OPEN", "the job goes to a worker as soon as one has room"
@@ -299,6 +437,8 @@ def _accepted(
     elif moved:
         kind, reason = VerdictKind.MOVED, "TIER_MOVED"
         message = f"the tier {pool.tier} takes it: the cheaper ones cannot keep the promise now"
+    if audit:
+        reason, message = "AUDIT", "the estimate speaks against it, and one in a hundred is tried all the same"
     verdict = Verdict(
         kind=kind,
         reason=reason,
@@ -307,10 +447,14 @@ def _accepted(
         tier=pool.tier,
         region=ask.region,
         pool=pool.name,
-        ttft_eta_s=eta.ttft_s,
-        completion_eta_s=eta.completion_s,
+        ttft_eta_s=judged.stated.ttft_s,
+        completion_eta_s=judged.stated.completion_s,
         hold_until_s=fire_at if hold else None,
         cost=pool.cost(candidate.prompt_tokens, candidate.expected_tokens),
+        ttft_bound_s=judged.stated.ttft_bound_s,
+        completion_bound_s=judged.stated.completion_bound_s,
+        facts=_facts(judged, contract),
+        estimate=judged.estimate,
     )
     return Decision(
         verdict=verdict,
@@ -321,6 +465,7 @@ def _accepted(
         fire_at_s=fire_at,
         device_s=etas.device_s(pool, service),
         service_s=service,
+        redeemed=judged.redeemed,
     )
 
 
@@ -350,6 +495,32 @@ def _hold_reason(contract: Contract, view: PoolView, now_s: float) -> str:
     return ""
 
 
+def _saturated(
+    ask: Ask,
+    candidate: Candidate,
+    contract: Contract,
+    situation: Situation,
+    params: AdmitParams,
+    judged: _Judged,
+    message: str,
+    after_s: float,
+) -> Decision:
+    """The refusal for an ETA. `after_s`: until the work ahead has gone; where that is no place that may be promised,
+    the retry time is only a time."""
+    refusal = _refused(
+        ask, candidate, contract, LaneSaturated, "LANE_SATURATED", message,
+        judged=judged, retry_s=_retry(after_s, situation, params),
+    )  # fmt: skip
+    view = situation.views[candidate.pool.name]
+    later = situation.promised_later.get(candidate.pool.name, Load())
+    after_s += etas.promised_wait_s(candidate.pool, view, contract.lane, later, judged.eta)
+    if after_s > params.place_s_max:
+        return refusal
+    spread_s = max(0.0, params.jitter_max - 1.0) * situation.jitter * after_s
+    place_s = max(params.retry_s_min, after_s + min(params.place_spread_s, spread_s))
+    return replace(refusal, place_s=place_s, service_s=judged.eta.service_s, redeemed=judged.redeemed)
+
+
 def _retry(after_s: float, situation: Situation, params: AdmitParams) -> float:
     """Jittered, so that those refused together do not come back together."""
     spread = params.jitter_min + (params.jitter_max - params.jitter_min) * situation.jitter
@@ -364,7 +535,7 @@ def _refused(
     reason: str,
     message: str,
     *,
-    eta: Eta | None = None,
+    judged: _Judged | None = None,
     retry_s: float | None = None,
 ) -> Decision:
     pool = candidate.pool
@@ -376,9 +547,12 @@ def _refused(
         tier=pool.tier,
         region=ask.region,
         pool=pool.name,
-        ttft_eta_s=eta.ttft_s if eta else None,
-        completion_eta_s=eta.completion_s if eta else None,
+        ttft_eta_s=judged.stated.ttft_s if judged else None,
+        completion_eta_s=judged.stated.completion_s if judged else None,
         retry_after_s=retry_s,
         cost=pool.cost(candidate.prompt_tokens, candidate.expected_tokens),
+        ttft_bound_s=judged.stated.ttft_bound_s if judged else None,
+        completion_bound_s=judged.stated.completion_bound_s if judged else None,
+        facts=_facts(judged, contract) if judged else (),
     )
     return Decision(verdict=verdict, candidate=candidate, contract=contract, refusal=error)

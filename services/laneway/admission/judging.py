@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from laneway.admission.ledger import Ledger
+from laneway.admission.places import Places
 from laneway.admission.preparing import Option
 from laneway.admission.storage import StorageWatch
 from laneway.core.catalogue import Pool
@@ -64,6 +65,7 @@ class Judge:
         self._params = params
         self._clock = clock
         self._random = random
+        self._places = Places(clock)
         self._refusing: set[str] = set()
         self._plan: Plan | None = None  # what the following was made from
         self._by_plan: dict[str, _Known] = {}  # by pool
@@ -74,8 +76,11 @@ class Judge:
         """The verdict; with a job id it counts in the ledger when it accepts."""
         now_s, params = self._clock.now(), self._params()
         known = [self._known(option.candidate.pool) for option in options]
+        looked = self._places.look(
+            tenant, contract, now_s, [(o.candidate, k.view) for o, k in zip(options, known, strict=True)]
+        )
         views = {
-            name: replace(view, since=self._ledger.since(name, prefill_tokens_per_s))
+            name: replace(view, since=self._ledger.since(name, prefill_tokens_per_s) + looked.near(name))
             for name, view, prefill_tokens_per_s in known
         }
         situation = Situation(
@@ -86,10 +91,13 @@ class Judge:
             frozenset(self._refusing),
             self._draining.on,
             self._ledger.tenants.open(tenant, contract.lane),
+            frozenset(looked.places),
+            {pool: ahead.later for pool, ahead in looked.ahead.items()},
         )
         decision = admit(Ask(contract, [o.candidate for o in options], self._region), situation, params)
         chosen = next(i for i, option in enumerate(options) if option.candidate is decision.candidate)
         if job_id:
+            decision = self._places.settle(decision, looked, tenant)
             due_in_s = decision.contract.deadline_s - now_s
             self._remember(decision, list(views), job_id, known[chosen].prefill_tokens_per_s, due_in_s)
             if decision.refusal is None:
@@ -132,7 +140,8 @@ class Judge:
             self._refusing.update(pools)
         elif decision.refusal is None:
             ready = decision.placement is Placement.READY
-            if decision.contract.lane is Lane.PRIORITY:
+            # A promised place says nothing of room for those who come without one.
+            if decision.contract.lane is Lane.PRIORITY and not decision.redeemed:
                 self._refusing.discard(candidate.pool.name)
             load = Load(
                 jobs=1 if ready else 0,
