@@ -166,7 +166,7 @@ class ModelFloor:
         self.region.lives[run.job_id].starts_s.append(CLOCK.now())
         self.region.spawn(self._run(run))
 
-    def preempt(self, run: ModelRun) -> None:
+    def preempt(self, run: ModelRun, reason: str) -> None:
         self.region.preempted[run.job_id] += 1
         run.preempt()
 

@@ -82,6 +82,7 @@ async def test_a_batch_job_yields_its_slot_and_goes_on_where_it_was(nats_server:
         assert (found.state, found.attempt, found.starts, found.clean) == (JobState.WAITING, 1, 1, 1)
         assert found.preemptions == 1
         assert found.lineage[-1].yielded_s >= found.timings.claimed_s
+        assert found.lineage[-1].yield_reason == f"NO_SLOT {urgent.record.job_id}"
         assert found.checkpoint_index > 20
         assert (park.job, park.due_ms) == (found.job_id, round(found.latest_start_s * 1000))
         assert await eventually(lambda: holds(place, 1)), "the parked message is the job, and no other is left"

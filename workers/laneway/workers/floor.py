@@ -106,8 +106,8 @@ class Relief(Protocol):
         """
         ...
 
-    def make_room(self, kv_tokens: int) -> bool:
-        """Lets one run yield, so that a job which reserves so much can start once the engine is rid of that run.
+    def make_room(self, kv_tokens: int, job_id: str) -> bool:
+        """Lets one run yield, so that this job, which reserves so much, can start once the engine is rid of that run.
 
         False: no single run would do.
         """
@@ -120,5 +120,5 @@ class NoRelief:
     def wait_s(self, *, staged: bool) -> float | None:
         return None
 
-    def make_room(self, kv_tokens: int) -> bool:
+    def make_room(self, kv_tokens: int, job_id: str) -> bool:
         return False

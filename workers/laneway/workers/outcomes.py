@@ -100,6 +100,6 @@ def ended(
         case Kind.HANDED_BACK | Kind.STOPPED:
             return jobs.hand_back(record, me, attempt, kept)
         case Kind.PREEMPTED:
-            return jobs.give_way(record, me, attempt, now_s, kept)
+            return jobs.give_way(record, me, attempt, now_s, kept, reason=outcome.message)
         case Kind.ENGINE_LOST | Kind.LOST:
             return jobs.requeue(record, me, attempt, kept)

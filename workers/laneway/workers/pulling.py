@@ -255,7 +255,7 @@ class PullLoop:
     async def _make_room(self) -> None:
         """One run for one priority job. Where none would do, the job is not kept from other workers."""
         staged = self._staged[Lane.PRIORITY]
-        if self._relief.make_room(self._seats.need(staged.ask)):
+        if self._relief.make_room(self._seats.need(staged.ask), staged.job.record.job_id):
             staged.relieved = True
             return
         self._relief_from_s = self._clock.monotonic() + self._fallback_s

@@ -349,9 +349,9 @@ class JobRun:
     def hand_back(self) -> None:
         self._end(Outcome(Kind.HANDED_BACK))
 
-    def preempt(self) -> None:
-        """It yields to priority work, unless it has ended."""
-        self._end(Outcome(Kind.PREEMPTED))
+    def preempt(self, reason: str) -> None:
+        """It yields to priority work, unless it has ended. `reason`: as the attempt is to say it."""
+        self._end(Outcome(Kind.PREEMPTED, message=reason))
 
     async def rid(self) -> None:
         """Returns when the engine is rid of a run that has its outcome."""

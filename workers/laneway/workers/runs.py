@@ -121,9 +121,9 @@ class Runs:
         for fetch in self._fetches.values():
             fetch.stop()
 
-    def preempt(self, run: JobRun) -> None:
+    def preempt(self, run: JobRun, reason: str) -> None:
         """Lets a run yield its place, which is free once the engine is rid of it: before its job is put away."""
-        run.preempt()
+        run.preempt(reason)
         self._spawn(self._free_seat(run))
 
     async def _free_seat(self, run: JobRun) -> None:

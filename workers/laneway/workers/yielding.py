@@ -74,7 +74,7 @@ class Yielding:
         elsewhere = plan is not None and places_elsewhere(plan.pool(self._pool.name), self._seats.slots_free) > 0
         return wait_s(elsewhere=elsewhere, params=params)
 
-    def make_room(self, kv_tokens: int) -> bool:
+    def make_room(self, kv_tokens: int, job_id: str) -> bool:
         victim = choose_victim(
             [self._standing(run) for run in self._lower()],
             need_kv_tokens=kv_tokens,
@@ -83,7 +83,7 @@ class Yielding:
             now_s=self._clock.now(),
             params=self._params(),
         )
-        return self._preempt(victim, "no_kv" if self._seats.slots_free else "no_slot")
+        return self._preempt(victim, "no_kv" if self._seats.slots_free else "no_slot", job_id)
 
     def look_at_kv(self) -> None:
         """After each step: where answers got longer than predicted and the engine is about to evict one of them, the
@@ -109,13 +109,17 @@ class Yielding:
             _log.warning("kv_outgrown", short_tokens=short_tokens, running=len(self._seats))
             metrics.KV_OUTGROWN.labels(self._pool.name).inc()
 
-    def _preempt(self, victim: Standing | None, reason: str) -> bool:
+    def _preempt(self, victim: Standing | None, reason: str, job_id: str = "") -> bool:
+        """`job_id`: the job that it makes room for, if it is for one."""
         run = next((run for run in self._runs if victim is not None and run.job_id == victim.job_id), None)
         if victim is None or run is None:
             return False
-        _log.info("run_preempted", job_id=run.job_id, lane=run.lane.value, reason=reason, generated=victim.generated)
+        _log.info(
+            "run_preempted", job_id=run.job_id, lane=run.lane.value, reason=reason, generated=victim.generated,
+            for_job=job_id,
+        )  # fmt: skip
         metrics.PREEMPTIONS.labels(self._pool.name, run.lane.value, reason).inc()
-        self._runs.preempt(run)
+        self._runs.preempt(run, f"{reason.upper()} {job_id}".rstrip())
         return True
 
     def _lower(self) -> list[JobRun]:
