@@ -8,6 +8,7 @@ import pytest
 
 from laneway.core import subjects
 from laneway.core.lanes import Lane
+from laneway.runtime.bells import Ring
 from laneway.runtime.bus import ApiError, Bus, StreamFull
 from laneway.runtime.lanes import LaneDepth, LaneStore
 from laneway.runtime.puller import Bell, Delivery, LanePuller
@@ -135,13 +136,13 @@ async def test_a_lane_refuses_a_time_to_live(twins: Twins):
 
 async def test_a_ready_job_rings_with_headers_only(twins: Twins):
     async with twins() as twin:
-        rung: list[Lane] = []
+        rung: list[Ring] = []
         heard: list[tuple[bytes, dict[str, str]]] = []
         await twin.bus.listen(subjects.bell(">"), lambda msg: heard.append((msg.data, msg.headers or {})))
         async with Bell(twin.bus, REGION, POOL, rung.append) as bell:
             sequence = await twin.bus.store(ready_of("a"), b"body", {"Own": "header"})
             await bell.ring.wait()
-        assert rung == [LANE]
+        assert rung == [Ring(LANE, "any")]
         ((data, headers),) = heard
         assert data == b""
         assert {

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -17,17 +17,21 @@ from laneway.core.catalogue import Pool
 from laneway.core.fleet import LanePlan, Plan, PoolPlan
 from laneway.core.job import GenerateTask, JobRecord, LaneJob, QueuedJob, Sampling
 from laneway.core.lanes import LANES, Lane
+from laneway.core.subjects import HOME_ANY
 from laneway.policy.lengths import LengthBook
 from laneway.policy.preempt import PreemptParams
 from laneway.policy.pull import PullParams
+from laneway.runtime.bells import Ring
 from laneway.runtime.puller import Delivery, LanePuller
 from laneway.workers.engines.protocol import EngineCapacity
 from laneway.workers.floor import Floor, PlainGate
+from laneway.workers.homes import Homes
 from laneway.workers.ledger import Seat, Seats
 from laneway.workers.outcomes import Kind, Outcome
 from laneway.workers.pulling import PullLoop
 from laneway.workers.rates import Rates
 from laneway.workers.runs import Runs
+from laneway.workers.sources import Sources
 from laneway.workers.yielding import Yielding
 from tests.support.nats import POOL, make_record, small_catalogue
 
@@ -70,6 +74,12 @@ class ModelDelivery:
     pending: int
     stream_sequence: int
     subject: str = "lane.local.l.p.any.t.j"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    steal: str = ""
+
+    @property
+    def stored_s(self) -> float:
+        return self.region.lives[self.job.record.job_id].published_s
 
     async def ack(self) -> None: ...
 
@@ -87,6 +97,8 @@ class ModelPuller:
         self.held = False
         self._region = region
         self._lane = lane
+
+    async def start(self) -> None: ...
 
     async def pull(self, batch: int) -> list[ModelDelivery]:
         await asyncio.sleep(EXCHANGE_S)
@@ -212,7 +224,7 @@ class Region:
             cast(Runs, floor), seats, pool, Rates(), LengthBook(), lambda: self.plan, CLOCK, lambda: self._preempt
         )
         pulls = PullLoop(
-            {lane: cast(LanePuller, ModelPuller(self, lane)) for lane in LANES},
+            self._sources(pool),
             seats,
             cast(Floor, floor),
             PlainGate(floor.lower_prefills, lambda: self._pull),
@@ -230,6 +242,10 @@ class Region:
         self.spawn(pulls.run())
         return floor
 
+    def _sources(self, pool: Pool) -> Sources:
+        homes = Homes(pool, "me", lambda: None, lambda: False, lambda worker: None)
+        return Sources(homes, lambda lane, home: cast(LanePuller, ModelPuller(self, lane)), CLOCK, lambda lane: 1.0)
+
     def submit(
         self, lane: Lane, tokens: int, *, prompt: int = PRICE, deadline_s: float = 1e6, **sampling: object
     ) -> Life:
@@ -246,7 +262,7 @@ class Region:
         self.lanes[lane].append((job, deliveries))
         if not deliveries:
             for pulls in self.pulls:
-                pulls.ring(lane)
+                pulls.ring(Ring(lane, HOME_ANY))
 
     def left(self, run: ModelRun) -> None:
         life = self.lives[run.job_id]

@@ -10,7 +10,9 @@ V2 = "$JS.ACK._.hash.BATCH_eu.batch_small_any.2.17.9.1700000000000000000.5"
 
 @pytest.mark.parametrize("reply", [V1, V2, V2.replace("_", "hub", 1), f"{V2}.random"])
 def test_both_versions_say_the_same(reply: str):
-    assert AckSubject.parse(reply) == AckSubject(deliveries=2, stream_sequence=17, consumer_sequence=9, pending=5)
+    assert AckSubject.parse(reply) == AckSubject(
+        deliveries=2, stream_sequence=17, consumer_sequence=9, stored_s=1_700_000_000.0, pending=5
+    )
     assert ack_sequence(reply) == 17
 
 

@@ -34,7 +34,7 @@ def room_of(
     yields: bool = False,
 ) -> Room:
     """`lower`: places that the gate has for lower lanes, a due floor included."""
-    return Room(slots, kv_tokens, job_tokens_max, lower, lower, reserved, kv, yields)
+    return Room(slots, kv_tokens, job_tokens_max, lower, lower, reserved, kv, yields=yields)
 
 
 WIDE = room_of(8, 8000, 1000)

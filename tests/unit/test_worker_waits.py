@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from laneway.core.checkpoints import Prefix
 from laneway.core.clock import ManualClock
 from laneway.core.job import GenerateTask, LaneJob, ReferredJob, Sampling, TokenLogprob, claim, hand_back
-from laneway.core.lanes import LANES, Lane
+from laneway.core.lanes import Lane
 from laneway.core.objects import ObjectRef
 from laneway.runtime.bus import PayloadTooLarge
 from laneway.runtime.records import StoredRecord
@@ -20,10 +20,9 @@ from laneway.workers.claims import Nak
 from laneway.workers.endings import Endings
 from laneway.workers.fetching import Fetch
 from laneway.workers.ledger import Seat
-from laneway.workers.pulling import Staged
 from laneway.workers.takeover import Takeover
 from tests.support.nats import make_record
-from tests.unit.test_worker_held_pull import Floor, HeldDelivery, Server, loop_of, seats_of
+from tests.support.pulling import HeldDelivery, PlainFloor, Servers, loop_of, seats_of
 
 TASK = GenerateTask((1, 2, 3), Sampling(max_tokens=8, logprobs=True))
 
@@ -70,23 +69,22 @@ async def test_a_fault_of_ours_with_one_fetch_ends_no_worker():
 # --- staged ------------------------------------------------------------------------------------------
 
 
-class Closed(Floor):
+class Closed(PlainFloor):
     """Nothing may start: a suspect runs alone, or there is no engine."""
 
-    def __init__(self) -> None:
-        self.open = True
+    open = True
 
     def may_start(self) -> bool:
         return self.open
 
 
 async def test_a_staged_job_goes_back_where_nothing_may_start():
-    floor, delivery = Closed(), HeldDelivery()
-    pulls = loop_of({lane: Server() for lane in LANES}, seats_of(1), floor=floor)
+    seats, delivery = seats_of(1), HeldDelivery()
+    floor = Closed(seats)
+    pulls = loop_of(Servers(), seats, floor=floor)
     record = make_record(lane=Lane.PRIORITY)
     job = LaneJob(replace(record, contract=replace(record.contract, deadline_s=4e9)), TASK)
-    wait = AckWait.begin(3.0, 0.0, 0)
-    pulls._staged[Lane.PRIORITY] = Staged(cast(Any, delivery), job, 11, wait, 0.0)
+    pulls._staging.put(Lane.PRIORITY, cast(Any, delivery), job, seats.ask(job), 0.0)
     await pulls.look_after_staged()
     assert (list(pulls.staged), delivery.naks) == ([Lane.PRIORITY], [])
     floor.open = False

@@ -30,12 +30,13 @@ class AckSubject(Struct, frozen=True):
     deliveries: int
     stream_sequence: int
     consumer_sequence: int
+    stored_s: float  # Unix seconds, by the server's clock
     pending: int
 
     @classmethod
     def parse(cls, reply: str) -> AckSubject:
         tokens = _ack_tokens(reply)
-        return cls(int(tokens[4]), int(tokens[5]), int(tokens[6]), int(tokens[8]))
+        return cls(int(tokens[4]), int(tokens[5]), int(tokens[6]), int(tokens[7]) / 1e9, int(tokens[8]))
 
 
 def ack_sequence(reply: str) -> int:

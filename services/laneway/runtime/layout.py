@@ -113,13 +113,14 @@ def _lane(region: str, lane: Lane, catalogue: Catalogue, ack_wait_s: float) -> S
             retention="workqueue", discard="new", max_msgs=max(1, limit), allow_direct=True, republish=bell,
         )  # fmt: skip
     consumers = {
-        subjects.consumer(lane, pool.name): _consumer(
-            subjects.consumer(lane, pool.name),
-            subjects.ready_filter(region, lane, pool.name),
+        subjects.consumer(lane, pool.name, home): _consumer(
+            subjects.consumer(lane, pool.name, home),
+            subjects.ready_filter(region, lane, pool.name, home),  # of a work queue no two may overlap
             ack_wait_s,
             _ack_pending_max(pool),
         )
         for pool in catalogue.pools
+        for home in (subjects.HOME_ANY, *pool.homes)
     }
     return StreamPlan(stream.name, stream.config, consumers)
 

@@ -15,9 +15,11 @@ from laneway.policy.desired import DesiredParams
 from laneway.policy.fairness import FairParams
 from laneway.policy.fire import FireParams
 from laneway.policy.kv import KvParams
+from laneway.policy.overload import OverloadParams
 from laneway.policy.preempt import PreemptParams
 from laneway.policy.pull import PullParams
 from laneway.policy.release import ReleaseParams
+from laneway.policy.stealing import StealParams
 from laneway.runtime.settings import AdmissionSettings, PolicySettings
 
 # Beyond the workers' own delay: a pull, the engine's step or prefill chunk under way, and the abort.
@@ -93,6 +95,14 @@ def pull_params(policy: PolicySettings, slots: int) -> PullParams:
         priority_reserved_slots=reserved,
         lower_prefills_max=policy.lower_lane_prefills_max,
     )
+
+
+def overload_params(policy: PolicySettings) -> OverloadParams:
+    return OverloadParams(policy.priority.ttft_target_s, policy.priority.tpot_target_s)
+
+
+def steal_params(policy: PolicySettings) -> StealParams:
+    return StealParams(ttft_share=policy.steal_ttft_share)
 
 
 def kv_params(policy: PolicySettings) -> KvParams:

@@ -25,7 +25,7 @@ from laneway.core.job import QueuedJob
 from laneway.core.lanes import Lane
 from laneway.runtime.bells import Bell
 from laneway.runtime.bus import Bus, BusError
-from laneway.runtime.headers import DESCRIPTION, STATUS, AckSubject
+from laneway.runtime.headers import DESCRIPTION, SCHEDULER, STATUS, AckSubject
 from laneway.runtime.requests import listen
 from laneway.runtime.wire.records import decode_lane_job
 
@@ -36,6 +36,9 @@ PULL_TIMEOUT_S = 2.0
 # came must not wait for what does not.
 QUIET_S = 0.05
 DRAIN_TIMEOUT_S = 0.5
+# Why a job is taken from its lane that was not parked there, and one that NATS fired at its time.
+LANE = "LANE"
+FIRED = "FIRED"
 _NS = 1_000_000_000
 
 _log = structlog.get_logger(__name__)
@@ -51,7 +54,9 @@ class Delivery:
         self.headers: Mapping[str, str] = msg.headers or {}
         self.stream_sequence = position.stream_sequence
         self.deliveries = position.deliveries  # 1 the first time
+        self.stored_s = position.stored_s  # Unix seconds: since when it has been in its lane
         self.pending = position.pending  # messages behind it in the consumer
+        self.steal = ""  # why it was taken from a home slot that is not ours; empty: it was not
         self._bus = bus
         self._reply = msg.reply
 
@@ -65,6 +70,19 @@ class Delivery:
         """Sequence of the record as it was accepted; 0 when the message does not say."""
         text = self.headers.get(subjects.H_RECORD_SEQUENCE, "")
         return int(text) if text.isdecimal() else 0
+
+    @property
+    def home(self) -> str:
+        """The home slot that it was sent to; empty: any worker's."""
+        parts = self.subject.split(".", 5)
+        return parts[4] if len(parts) > 5 and parts[4] != subjects.HOME_ANY else ""
+
+    @property
+    def reason(self) -> str:
+        """Why it comes to us: a steal's reason, or why its scheduler released it, or that it waited in the lane."""
+        if self.steal:
+            return self.steal
+        return self.headers.get(subjects.H_RELEASED_BY) or (FIRED if SCHEDULER in self.headers else LANE)
 
     async def ack(self) -> None:
         await self._answer(b"+ACK")
@@ -168,6 +186,12 @@ class Puller:
         else:
             self._late = asyncio.get_running_loop().call_later(PULL_TIMEOUT_S + wait_s, self._unanswered)
 
+    def let_go(self) -> None:
+        """Ends a held pull before its time. `collect` takes it off the server, and gives what it brought meanwhile."""
+        if self._heard is not None:
+            self._abandoned = True
+            self._end("")
+
     @property
     def held(self) -> bool:
         """Whether a pull made by `hold` is still open."""
@@ -237,12 +261,13 @@ class Puller:
             await self._abandon()
 
     async def _abandon(self) -> None:
-        """Takes the pull that was not answered off the server, so that it cannot claim jobs that nobody asked for.
+        """Takes a pull that was not answered off the server, so that it cannot claim jobs that nobody asks for.
 
         The server drops pulls whose inbox has no subscriber. What is already on its way is still received: the old
         subscription is drained, not cut.
         """
-        _log.warning("pull_abandoned", consumer=self._name, trouble=self.trouble)
+        if self.trouble:
+            _log.warning("pull_abandoned", consumer=self._name, trouble=self.trouble)
         old = self._subscription
         await self._listen()
         if old is not None:
@@ -285,6 +310,7 @@ class LanePuller(Puller):
         super().__init__(bus, subjects.lane_stream(region, lane), subjects.consumer(lane, pool, home))
         self.lane = lane
         self.pool = pool
+        self.home = home
 
 
 def _nobody(delivery: Delivery) -> bool:

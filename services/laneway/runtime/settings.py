@@ -215,6 +215,7 @@ class PolicySettings(Section, frozen=True):
     ready_ahead_s: Seconds = 2.0  # released work that a pool may hold beyond its free slots
     priority_reserved_slots: Count | None = None  # lower lanes leave these free; unset: 1 from 4 slots on, else 0
     lower_lane_prefills_max: PositiveCount = 1  # lower-lane jobs of a worker without their first token
+    steal_ttft_share: Fraction = 0.25  # a job waits for its home's worker at most this part of its TTFT target
     preemptions_max: Count = 2  # times that a running lower-lane job may yield to priority; 0: never
     preempt_done_max: Fraction = 0.8  # a job with more of its predicted output runs on
     preempt_slack_s_min: Seconds = 20.0  # that a job keeps beyond what going on costs it; with less it does not yield

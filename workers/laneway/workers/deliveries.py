@@ -21,7 +21,15 @@ _log = structlog.get_logger(__name__)
 def delivered_of(delivery: Delivery, job: QueuedJob, ack_wait_s: float) -> Delivered:
     record = job.record
     accepted = StoredRecord(record, delivery.record_sequence)
-    return Delivered(record.region, record.tenant, record.job_id, accepted, delivery.deliveries > 1, ack_wait_s)
+    return Delivered(
+        record.region,
+        record.tenant,
+        record.job_id,
+        accepted,
+        delivery.deliveries > 1,
+        ack_wait_s,
+        reason=delivery.reason,
+    )
 
 
 def unreadable_of(delivery: Delivery, ack_wait_s: float) -> Delivered | None:

@@ -1,11 +1,11 @@
 """Pulling: turns bells, freed room and the passage of time into pulls, and deliveries into runs.
 
-Owns which lanes may hold jobs, whose turn it is, and the at most one *staged* delivery a lane: pulled, not claimed,
-waiting for KV. What to do next is policy.pull's decision; this module asks it until it says to rest. It never holds
-more than the engine can start, so whatever it cannot take stays in the lane for other workers.
+Asks policy.pull what to do next until that says to rest, and does it. Sources owns where jobs come from, Staging what
+was pulled and does not fit yet, HeldPulls the priority pulls that are open at the server; Placing puts what came where
+it belongs. It never holds more than the engine can start, so whatever it cannot take stays in the lane for others.
 
-While a slot is free that lower lanes must leave to priority anyway, one pull of one priority job is held open at the
-server: such a job needs no bell and no further round trip. All other pulls never wait.
+While slots are free that lower lanes must leave to priority anyway, one pull of one priority job is held open for each,
+from our own home slot and from `any`. All other pulls never wait.
 
 Where there is no room for priority, and lower work could yield, a worker leaves the job to others for a moment; then it
 pulls one, and lets one run yield to it. The run's place is the job's: while it is staged nothing else starts.
@@ -15,52 +15,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-import structlog
 from msgspec.structs import replace
 
 from laneway.core.clock import Clock
-from laneway.core.job import QueuedJob
 from laneway.core.lanes import LANES, Lane
+from laneway.policy.overload import OverloadParams
 from laneway.policy.pull import (
     LaneView,
+    LetGo,
     MakeRoom,
     PullParams,
     Room,
     Start,
-    Turns,
-    floor_is_due,
     next_step,
     short_of_room,
-    started,
 )
-from laneway.runtime.bus import BusError
-from laneway.runtime.puller import Delivery, LanePuller
-from laneway.runtime.wire.reading import UnreadableMessage
-from laneway.workers.ackwait import AckWait
+from laneway.policy.stealing import StealReason, Turn
+from laneway.runtime.bells import Ring
+from laneway.runtime.puller import Delivery
 from laneway.workers.claims import Nak
 from laneway.workers.deliveries import answer
-from laneway.workers.floor import Floor, Gate, Holder, NoRelief, Relief
-from laneway.workers.ledger import KvAsk, Seats
+from laneway.workers.floor import Floor, Gate, NoRelief, Relief
+from laneway.workers.held import HeldPulls
+from laneway.workers.ledger import Seats
+from laneway.workers.placing import Placing
+from laneway.workers.sources import LOOK_AGAIN_S, Source, Sources
+from laneway.workers.staging import Staged, Staging
 
-# A bell may be ahead of its message: about one pull in 800 made at once after it finds nothing (measured on nats-server
-# 2.15.1). So a rung lane that looks empty is looked at again, without waiting for it: others may have taken the job.
-LOOK_AGAIN_S = (0.002, 0.015)
 GRAIN_S = 0.001  # nobody waits for less
-HELD_PULL_S = 1.0  # how long the server holds a priority pull; a pause or drain takes effect within this
-
-_log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class Staged:
-    delivery: Delivery
-    job: QueuedJob
-    ask: KvAsk
-    ack_wait: AckWait
-    since_s: float  # monotonic: when it was first heard of, as far as is known
-    relieved: bool = False  # a run yields to it
 
 
 class PullLoop:
@@ -68,7 +51,7 @@ class PullLoop:
 
     def __init__(
         self,
-        pullers: Mapping[Lane, LanePuller],
+        sources: Sources,
         seats: Seats,
         floor: Floor,
         gate: Gate,
@@ -80,61 +63,52 @@ class PullLoop:
         paused: Callable[[], frozenset[Lane]],
         engine_steps: Callable[[], int],
         relief: Relief | None = None,
+        overload: Callable[[], OverloadParams] = OverloadParams,
+        tpot_p95_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._pullers = pullers
+        """`tpot_p95_s`: as priority has it here; 0: not measured."""
+        self._sources = sources
         self._seats = seats
         self._floor = floor
         self._gate = gate
-        self._params_now = params
+        self._params = params
         self._clock = clock
-        self._ack_wait_s = ack_wait_s
         self._fallback_s = fallback_s
         self._paused = paused
-        self._engine_steps = engine_steps
         self._relief = relief or NoRelief()
-        self._hints = dict.fromkeys(LANES, True)
-        self._wanted_s = clock.monotonic()  # since when priority may have work here
-        self._asked_s = self._wanted_s  # the same of the job that the last pull asked for
+        self._staging = Staging(floor, clock, ack_wait_s, engine_steps)
+        self._held = HeldPulls(clock, self.room_changed, self._start_at_once)
+        self._placing = Placing(
+            seats,
+            floor,
+            gate,
+            self._staging,
+            clock,
+            params=params,
+            overload=overload,
+            ack_wait_s=ack_wait_s,
+            paused=paused,
+            may_start=self._may_pull,
+            waiting_s=lambda: sources.waiting_s(Lane.PRIORITY, self._held.sources),
+            tpot_p95_s=tpot_p95_s,
+        )
+        self._next: dict[Lane, Turn | None] = dict.fromkeys(LANES)  # where each lane's next pull goes, at the last look
         self._relief_from_s = 0.0  # monotonic; before that nobody yields
         self._look_in_s = fallback_s
-        self._looks = dict.fromkeys(LANES, 0)  # how often a rung lane may still be looked at again
-        self._trouble = dict.fromkeys(LANES, "")
-        self._staged: dict[Lane, Staged] = {}
-        self._turns = Turns()
         self._draining = False
         self._held_back = False  # at the last look the gate let no lower lane in
         self._wake = asyncio.Event()
-        self._holding = False  # a priority pull is open at the server, or what it brought was not looked at yet
-        self._held_ended = asyncio.Event()
-        self._hold_from_s = 0.0  # monotonic
-
-    @property
-    def _params(self) -> PullParams:
-        return self._params_now()
+        self._none_held = asyncio.Event()
 
     # --- what makes it look --------------------------------------------------------------------------
 
-    def ring(self, lane: Lane) -> None:
-        """A job became ready in this lane."""
-        self._looks[lane] = len(LOOK_AGAIN_S)
-        self._look(lane)
-
-    def _look(self, lane: Lane) -> None:
-        self._hint(lane)
+    def ring(self, ring: Ring) -> None:
+        """A job became ready."""
+        self._sources.ring(ring)
         self._wake.set()
-
-    def ring_all(self) -> None:
-        self._hint(*LANES)
-        self._wake.set()
-
-    def _hint(self, *lanes: Lane) -> None:
-        for lane in lanes:
-            if lane is Lane.PRIORITY and not self._hints[lane]:
-                self._wanted_s = self._clock.monotonic()
-            self._hints[lane] = True
 
     def room_changed(self) -> None:
-        """Room was freed, or a lane was paused or resumed."""
+        """Room was freed, a held pull ended, or there is a new plan."""
         self._wake.set()
 
     def engine_stepped(self) -> None:
@@ -147,131 +121,160 @@ class PullLoop:
         return self._draining
 
     @property
+    def home(self) -> str:
+        """The home slot that this worker serves; empty: none."""
+        return self._sources.home
+
+    @property
     def staged(self) -> Mapping[Lane, Staged]:
-        return self._staged
+        return self._staging.jobs
+
+    async def look_after_staged(self) -> None:
+        await self._staging.look_after(self._paused())
+
+    async def unstage(self, job_id: str) -> None:
+        await self._staging.unstage(job_id)
 
     async def pause(self) -> None:
         """No further pulls; what is staged goes back."""
         self._draining = True
-        for lane in tuple(self._staged):
-            await self._give_back(lane, "draining")
-        if self._holding:  # what it still brings goes back
-            self._held_ended.clear()
-            await self._held_ended.wait()
+        await self._staging.give_back_all("draining")
+        self._wake.set()
+        if self._held.sources:  # what they still bring goes back
+            self._none_held.clear()
+            await self._none_held.wait()
 
     def go_on(self) -> None:
         self._draining = False
-        self.ring_all()
+        self._sources.look_everywhere()
+        self._wake.set()
 
     async def run(self) -> None:
         looked_s = self._clock.monotonic()
+        self._sources.look_everywhere()
         while True:
             self._wake.clear()
+            await self._settle_homes()
             await self._take_held()
             await self._round()
-            self._hold()
+            await self._hold()
             try:
                 async with asyncio.timeout(self._look_in_s):
                     await self._wake.wait()
             except TimeoutError:
                 pass
-            if self._clock.monotonic() - looked_s >= self._fallback_s:  # bells may be lost, and delays make no sound
+            if self._clock.monotonic() - looked_s >= self._fallback_s:
                 looked_s = self._clock.monotonic()
-                self._hint(*LANES)
+                self._sources.look_everywhere()
 
-    # --- the loop's step -----------------------------------------------------------------------------
+    # --- pulls that are held open ----------------------------------------------------------------------
 
-    def _hold(self) -> None:
-        """Opens a priority pull at the server, if there is a slot for its job that nothing else may take."""
-        seats, lane = self._seats, Lane.PRIORITY
-        room = self._gate.reserved_slots() > 0 and seats.slots_free > 0 and seats.kv_tokens_free > 0
-        busy = self._holding or lane in self._staged or lane in self._paused()
-        if room and not busy and self._may_pull() and self._clock.monotonic() >= self._hold_from_s:
-            self._holding = True
-            self._pullers[lane].hold(HELD_PULL_S, self._wake.set, self._start_at_once)
+    async def _settle_homes(self) -> None:
+        """Takes on the home slot that the newest plan gives us. What we hold of another is let go first."""
+        for source in self._sources.lost():
+            if source in self._held.sources:
+                await self._let_go(source)
+        await self._sources.settle()
 
-    def _start_at_once(self, delivery: Delivery) -> bool:
-        """Starts what the held pull brought, in the turn of the loop that brought it, where nothing is to be asked."""
-        if delivery.deliveries > 1 or Lane.PRIORITY in self._paused() or not self._may_pull():
+    async def _hold(self) -> None:
+        """Holds as many priority pulls as there are slots for their jobs that nothing else may take."""
+        most, now_s = self._held_most(), self._clock.monotonic()
+        while self._held.slots > most:
+            await self._let_go()
+        for source in sorted(self._sources.ours(Lane.PRIORITY), key=lambda source: (source.held_s, source.home)):
+            if len(self._held.sources) < most and source not in self._held.sources and now_s >= source.hold_from_s:
+                self._held.hold(source)
+
+    def _held_most(self) -> int:
+        """One for each reserved slot, and for each that is free beyond the next one that a lower lane may take."""
+        seats, lane, reserved = self._seats, Lane.PRIORITY, self._gate.reserved_slots()
+        if reserved <= 0 or lane in self._staging.jobs or lane in self._paused() or not self._may_pull():
+            return 0
+        free = seats.slots_free
+        if free <= 0 or seats.kv_tokens_free <= 0:
+            return 0
+        fit = 1 + max(0, seats.kv_tokens_free) // max(1, seats.largest)  # the last of them may have to be staged
+        return min(free, fit, reserved + max(0, free - reserved - 1))
+
+    def _start_at_once(self, source: Source, delivery: Delivery) -> bool:
+        """Straight from the connection's read loop, where nothing is to be asked."""
+        if not self._placing.start_at_once(delivery, self._views):
             return False
-        try:
-            job = delivery.job
-        except UnreadableMessage:
-            return False
-        contract, now_s = job.record.contract, self._clock.now()
-        if self._holder(job.record.job_id) is not None or not contract.not_before_s <= now_s < contract.deadline_s:
-            return False
-        ask = self._seats.ask(job)
-        if not (self._seats.can_ever_fit(ask) and self._seats.fits(ask)):
-            return False
-        self._hints[Lane.PRIORITY] = delivery.pending > 0
-        self._launch(delivery, job, self._views())
+        source.hint = delivery.pending > 0
         return True
 
     async def _take_held(self) -> None:
-        """Starts what the held pull brought. Whether more waits is known from its delivery."""
-        puller = self._pullers[Lane.PRIORITY]
-        if not self._holding or puller.held:
-            return
-        deliveries = await puller.collect()
-        self._holding = False
-        self._hear_trouble(Lane.PRIORITY)
-        if puller.trouble:  # it may have ended at once, and so would the next
-            self._hold_from_s = self._clock.monotonic() + self._fallback_s
-        if deliveries:
-            self._hints[Lane.PRIORITY] = deliveries[-1].pending > 0
-        self._asked_s = self._clock.monotonic()
-        if deliveries and not self._seats.slots_free:  # a due floor took the slot: another worker may have one
-            await answer(deliveries[0], Nak(0.0, "no_room"))
-            self._hint(Lane.PRIORITY)
-        else:
-            await self._place_all(deliveries, Lane.PRIORITY, self._views())
-        self._held_ended.set()
+        """Starts what held pulls brought. Whether more waits is known from their deliveries."""
+        for source in self._held.ended():
+            deliveries = await self._held.collect(source, self._fallback_s)
+            if deliveries:
+                source.hint = deliveries[-1].pending > 0
+            now_s = self._clock.monotonic()
+            if deliveries and not self._seats.slots_free:  # something else took its slot: another worker may have one
+                await answer(deliveries[0], Nak(0.0, "no_room"))
+                source.want(now_s)
+            else:
+                await self._placing.place_all(deliveries, source, self._views(), now_s)
+        if not self._held.sources:
+            self._none_held.set()
+
+    async def _let_go(self, source: Source | None = None) -> None:
+        """One held pull, if there is any: what it brought meanwhile starts."""
+        self._held.let_go(source)
+        await self._take_held()
+
+    # --- the loop's step -----------------------------------------------------------------------------
 
     async def _round(self) -> None:
         self._look_in_s = self._fallback_s
         while self._may_pull():
             views = self._views()
             room = self._room(views)
-            step = next_step(views, room, self._turns, self._params)
+            step = next_step(views, room, self._placing.turns, self._params())
             self._held_back = room.lower_places <= 0
             if step is None:
-                self._look_with_the_gate(views)
+                self._look_with_others(views, room)
                 return
             if isinstance(step, Start):
-                staged = self._staged.pop(step.lane)
-                if not await self._is_duplicate(staged.delivery, staged.job.record.job_id, step.lane):
-                    self._launch(staged.delivery, staged.job, views)
+                await self._placing.start_staged(step.lane, views)
             elif isinstance(step, MakeRoom):
                 await self._make_room()
+            elif isinstance(step, LetGo):
+                await self._let_go()
             else:
                 await self._pull(step.lane, step.batch, views)
 
-    def _look_with_the_gate(self, views: list[LaneView]) -> None:
-        look_in_s = self._gate.look_in_s() if any(v.wants for v in views if v.lane is not Lane.PRIORITY) else None
-        if look_in_s is not None:
-            self._look_in_s = min(self._look_in_s, max(GRAIN_S, look_in_s))
+    def _look_with_others(self, views: list[LaneView], room: Room) -> None:
+        """When room or jobs for us may come without a sound."""
+        looks = []
+        if any(view.wants for view in views if view.lane is not Lane.PRIORITY):
+            looks.append(self._gate.look_in_s())
+        if room.slots > 0:
+            looks.append(self._sources.look_in_s())
+        for look_in_s in looks:
+            if look_in_s is not None:
+                self._look_in_s = min(self._look_in_s, max(GRAIN_S, look_in_s))
 
     async def _make_room(self) -> None:
         """One run for one priority job. Where none would do, the job is not kept from other workers."""
-        staged = self._staged[Lane.PRIORITY]
+        staged = self._staging.jobs[Lane.PRIORITY]
         if self._relief.make_room(self._seats.need(staged.ask), staged.job.record.job_id):
             staged.relieved = True
             return
         self._relief_from_s = self._clock.monotonic() + self._fallback_s
         if not self._seats.slots_free:
-            await self._give_back(Lane.PRIORITY, "no_room")
-            self._hint(Lane.PRIORITY)
+            await self._staging.give_back(Lane.PRIORITY, "no_room")
+            self._sources.hint_lane(Lane.PRIORITY)
 
     def _yields(self, views: list[LaneView], room: Room) -> bool:
         """Whether a run may yield to priority now; when not yet, the loop looks again in time."""
-        staged = self._staged.get(Lane.PRIORITY)
+        staged = self._staging.jobs.get(Lane.PRIORITY)
         if not short_of_room(views, room) or (staged is not None and staged.relieved):
             return False
         wait_s = self._relief.wait_s(staged=staged is not None)
         if wait_s is None:
             return False
-        since_s = staged.since_s if staged is not None else self._wanted_s
+        since_s = staged.since_s if staged is not None else self._sources.wanted_since_s(Lane.PRIORITY)
         left_s = max(since_s + wait_s, self._relief_from_s) - self._clock.monotonic()
         if left_s < GRAIN_S:
             return True
@@ -279,121 +282,54 @@ class PullLoop:
         return False
 
     async def _pull(self, lane: Lane, batch: int, views: list[LaneView]) -> None:
-        if lane is Lane.PRIORITY:
-            self._asked_s = self._wanted_s
-            if not self._seats.slots_free:  # the message was there long ago, or is another's by now
-                self._looks[lane] = 0
-        self._hints[lane] = False  # before the pull: a bell during it counts
-        puller = self._pullers[lane]
+        turn = self._next[lane]
+        assert turn is not None, "the lane has a source that may hold a job"
+        source = self._sources.source(lane, turn.home)
+        if turn.reason is StealReason.WAITED:
+            batch = 1  # the rest may still meet its caches
+        if lane is Lane.PRIORITY and not self._seats.slots_free:  # it was there long ago, or is another's by now
+            source.looks = 0
+        asked_s = source.wanted_s
+        source.hint = False  # before the pull: a bell during it counts
+        puller = await self._sources.puller(source)
         deliveries = await puller.pull(batch)
-        self._hear_trouble(lane)
+        source.hear_trouble()
+        source.turn_s = self._clock.monotonic()
         if len(deliveries) == batch and deliveries[-1].pending > 0:
-            self._hints[lane] = True
-        elif not deliveries and self._looks[lane]:
-            asyncio.get_running_loop().call_later(LOOK_AGAIN_S[-self._looks[lane]], self._look, lane)
-            self._looks[lane] -= 1
-        await self._place_all(deliveries, lane, views)
-
-    def _hear_trouble(self, lane: Lane) -> None:
-        trouble = self._pullers[lane].trouble
-        if trouble and trouble != self._trouble[lane]:
-            _log.warning("pull_failed", lane=lane.value, reason=trouble)
-        self._trouble[lane] = trouble
-
-    async def _place_all(self, deliveries: list[Delivery], lane: Lane, views: list[LaneView]) -> None:
+            source.hint = True
+        elif not deliveries and source.looks:
+            asyncio.get_running_loop().call_later(LOOK_AGAIN_S[-source.looks], self._look_again, source)
+            source.looks -= 1
+        if not deliveries or deliveries[-1].pending == 0:
+            source.due_looks = 0
+        source.misses = source.misses + 1 if turn.reason is StealReason.WAITED and not deliveries else 0
         for delivery in deliveries:
-            if lane in self._paused():
-                await answer(delivery, Nak(HELD_PULL_S, "paused"))
-            elif self._may_pull():
-                await self._place(delivery, lane, views)
-            else:
-                await answer(delivery, Nak(0.0, "draining"))
+            delivery.steal = turn.reason.value if turn.reason is not None else ""
+        await self._placing.place_all(deliveries, source, views, asked_s)
 
-    async def _place(self, delivery: Delivery, lane: Lane, views: list[LaneView]) -> None:
-        try:
-            job = delivery.job
-        except UnreadableMessage as error:
-            self._floor.dispose_unreadable(delivery, lane, str(error))
-            return
-        job_id = job.record.job_id
-        if await self._is_duplicate(delivery, job_id, lane):
-            return
-        now_s = self._clock.now()
-        contract = job.record.contract
-        first = delivery.deliveries == 1  # otherwise the record decides
-        if first and now_s >= contract.deadline_s:
-            self._floor.dispose_expired(delivery, job)
-        elif first and contract.not_before_s > now_s:
-            await answer(delivery, Nak(min(3600.0, contract.not_before_s - now_s), "not_before"))
-        else:
-            await self._take(delivery, job, lane, views)
-
-    async def _take(self, delivery: Delivery, job: QueuedJob, lane: Lane, views: list[LaneView]) -> None:
-        ask = self._seats.ask(job)
-        if not self._seats.can_ever_fit(ask):
-            self._floor.dispose_too_large(delivery, job)
-        elif self._has_room(lane, ask, views):
-            self._launch(delivery, job, views)
-        elif lane not in self._staged:
-            now_s = self._clock.monotonic()
-            wait = AckWait.begin(self._ack_wait_s[lane], now_s, self._engine_steps())
-            self._staged[lane] = Staged(delivery, job, ask, wait, self._asked_s)
-        else:
-            await answer(delivery, Nak(0.0, "no_room"))
-
-    def _has_room(self, lane: Lane, ask: KvAsk, views: list[LaneView]) -> bool:
-        """Its size is known only now, and an earlier job of the same pull may have used up what the gate allows."""
-        if not self._seats.fits(ask) or lane is Lane.PRIORITY:
-            return self._seats.fits(ask)
-        if floor_is_due(views, self._turns, self._params):
-            return self._gate.floor_places() > 0
-        need = self._seats.need(ask)
-        return self._gate.lower_places() > 0 and need + self._reserve(need) <= self._seats.kv_tokens_free
-
-    def _reserve(self, need: int) -> int:
-        """KV that lower lanes leave free; less for a job which beside it would not fit into an empty engine."""
-        return min(self._gate.reserved_kv_tokens(), self._seats.kv_tokens - need)
-
-    def _launch(self, delivery: Delivery, job: QueuedJob, views: list[LaneView]) -> None:
-        lane = job.record.contract.lane
-        kept = lane is not Lane.PRIORITY and floor_is_due(views, self._turns, self._params)
-        self._turns = started(self._turns, lane, 1, views)
-        self._floor.launch(delivery, job, kept=kept)
-
-    async def _is_duplicate(self, delivery: Delivery, job_id: str, lane: Lane) -> bool:
-        """Whether the job is held here already, by a run or staged.
-
-        The same message delivered again replaces the older delivery. Another message with the same job waits until the
-        job has ended: then its record says so.
-        """
-        holder = self._holder(job_id)
-        if holder is None:
-            return False
-        if holder.delivery.stream_sequence == delivery.stream_sequence:
-            holder.delivery = delivery
-        else:
-            await answer(delivery, Nak(self._ack_wait_s[lane], "duplicate"))
-        return True
-
-    def _holder(self, job_id: str) -> Holder | None:
-        staged = (each for each in self._staged.values() if each.job.record.job_id == job_id)
-        return self._floor.running(job_id) or next(staged, None)
+    def _look_again(self, source: Source) -> None:
+        source.want(self._clock.monotonic())
+        self._wake.set()
 
     def _may_pull(self) -> bool:
         return not self._draining and self._floor.may_start()
 
     def _views(self) -> list[LaneView]:
-        paused = self._paused()
-        held = {Lane.PRIORITY} if self._holding else set()  # open at the server: no need to ask
-        return [
-            LaneView(
-                lane,
-                self._hints[lane] and lane not in held,
-                lane in paused,
-                self._seats.need(self._staged[lane].ask) if lane in self._staged else None,
-            )
-            for lane in LANES
-        ]
+        paused, held, seats = self._paused(), self._held.sources, self._seats
+        idle = seats.slots_free > 0 and seats.kv_tokens_free > 0
+        views = []
+        for lane in LANES:
+            self._next[lane] = self._sources.turn(lane, held, idle=idle)
+            staged, due = self._staging.jobs.get(lane), False
+            if lane is not Lane.PRIORITY:
+                due = (
+                    self._sources.may_be_due(lane)
+                    if staged is None
+                    else self._placing.is_due(staged.delivery, staged.job)
+                )
+            tokens = seats.need(staged.ask) if staged is not None else None
+            views.append(LaneView(lane, self._next[lane] is not None, lane in paused, tokens, due))
+        return views
 
     def _room(self, views: list[LaneView]) -> Room:
         seats, gate = self._seats, self._gate
@@ -404,40 +340,10 @@ class PullLoop:
             lower_places=gate.lower_places(),
             floor_places=gate.floor_places(),
             reserved_slots=gate.reserved_slots(),
-            reserved_kv_tokens=self._reserve(max(v.staged_tokens or 0 for v in views if v.lane is not Lane.PRIORITY)),
+            reserved_kv_tokens=self._placing.reserve(
+                max(v.staged_tokens or 0 for v in views if v.lane is not Lane.PRIORITY)
+            ),
+            held=self._held.slots,
+            overloaded=self._placing.overloaded(),
         )
         return replace(room, yields=True) if self._yields(views, room) else room
-
-    # --- what is staged ------------------------------------------------------------------------------
-
-    async def look_after_staged(self) -> None:
-        """Asks for time while the engine advances; gives back or ends what should not wait here any longer.
-
-        Where nothing may start, because a suspect has the engine to itself or there is none, a job would be kept from
-        workers that have room, for as long as that takes.
-        """
-        paused, steps = self._paused(), self._engine_steps()
-        for lane, staged in tuple(self._staged.items()):
-            if self._clock.now() >= staged.job.record.contract.deadline_s:
-                del self._staged[lane]
-                self._floor.dispose_expired(staged.delivery, staged.job)
-            elif lane in paused:
-                await self._give_back(lane, "paused")
-            elif not self._floor.may_start():
-                await self._give_back(lane, "nothing_may_start")
-            elif staged.ack_wait.ask(self._clock.monotonic(), steps):
-                try:
-                    await staged.delivery.progress()
-                except BusError as error:
-                    _log.warning("progress_not_sent", job_id=staged.job.record.job_id, reason=error.reason)
-
-    async def unstage(self, job_id: str) -> None:
-        """Gives a staged job back, because somebody ended it: its next delivery finds the record terminal."""
-        for lane, staged in tuple(self._staged.items()):
-            if staged.job.record.job_id == job_id:
-                await self._give_back(lane, "ended")
-
-    async def _give_back(self, lane: Lane, reason: str) -> None:
-        staged = self._staged.pop(lane, None)
-        if staged is not None:
-            await answer(staged.delivery, Nak(0.0, reason))

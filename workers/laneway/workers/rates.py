@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from laneway.policy.stealing import PrefixSaved
+
 WEIGHT = 0.1  # of the newest job; about the last 20 jobs count
 # A shorter prompt takes a step or two whatever its length: it says how fast prefill is at least, not how fast it is.
 PREFILL_SAMPLE_TOKENS_MIN = 256
@@ -33,6 +35,7 @@ class Rates:
         self._prefill_least = 0.0
         self._decode = Average()
         self._service = Average()
+        self.saved = PrefixSaved()
         self.jobs_done = 0
         self.tokens_done = 0
 

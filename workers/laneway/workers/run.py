@@ -267,6 +267,8 @@ class JobRun:
             self._bench.checkpointing.forget(stored.record)
         if stored.record.result is not None:
             self._generation.measure(self.began_s)
+            if self.delivery.home and not self.delivery.steal:
+                self._bench.rates.saved.heard(self._generation.transcript.cached_tokens)
         return stored.record.state.value
 
     async def _dismiss(self, what: Answer) -> str:

@@ -21,6 +21,7 @@ from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
 from laneway.core.fleet import Plan, WorkerLease, WorkerState
 from laneway.core.lanes import LANES, Lane
+from laneway.policy import stealing
 from laneway.policy.lengths import LengthBook
 from laneway.policy.retry import RetryParams
 from laneway.runtime.bells import Bell
@@ -34,7 +35,7 @@ from laneway.runtime.link import LinkWatch
 from laneway.runtime.live_policy import LivePolicy
 from laneway.runtime.nats_clock import NatsClock
 from laneway.runtime.objects import ObjectStore
-from laneway.runtime.params import kv_params, preempt_params, pull_params
+from laneway.runtime.params import kv_params, overload_params, preempt_params, pull_params, steal_params
 from laneway.runtime.plans import PlanView
 from laneway.runtime.puller import LanePuller
 from laneway.runtime.records import RecordStore
@@ -52,6 +53,7 @@ from laneway.workers.endings import Endings
 from laneway.workers.engine_keeper import EngineKeeper
 from laneway.workers.engines.protocol import Engine
 from laneway.workers.floor import PlainGate
+from laneway.workers.homes import Homes, retired_homes
 from laneway.workers.ledger import Seats
 from laneway.workers.predicting import predicted_tokens
 from laneway.workers.pulling import PullLoop
@@ -60,6 +62,7 @@ from laneway.workers.reparking import Reparking
 from laneway.workers.retries import Retries
 from laneway.workers.runs import Runs
 from laneway.workers.sequences import Sequences
+from laneway.workers.sources import Sources
 from laneway.workers.step_watch import StepWatch
 from laneway.workers.yielding import Yielding
 
@@ -206,13 +209,10 @@ class Worker:
         params = self.policy.derive(lambda values: pull_params(values, options.slots or options.pool.slots))
         runs = self.runs = Runs(self._bench, seats, self._disposal, self._references, self._spawn, self._run_left)
         async with contextlib.AsyncExitStack() as stack:
-            pullers = {
-                lane: await stack.enter_async_context(LanePuller(self._bus, options.region, lane, options.pool.name))
-                for lane in LANES
-            }
+            sources = await stack.enter_async_context(await self._sources())
             yielding = self.yielding = self._yielding(runs, seats)
             pulls = self.pulls = PullLoop(
-                pullers,
+                sources,
                 seats,
                 runs,
                 PlainGate(runs.lower_prefills, params),
@@ -223,6 +223,7 @@ class Worker:
                 paused=self._paused,
                 engine_steps=self._engine_steps,
                 relief=yielding,
+                overload=self.policy.derive(overload_params),
             )
             await stack.enter_async_context(Bell(self._bus, options.region, options.pool.name, pulls.ring))
             self._control = Control(
@@ -331,6 +332,24 @@ class Worker:
         if self.pulls is not None:
             self.pulls.room_changed()
 
+    async def _sources(self) -> Sources:
+        bus, options = self._bus, self._options
+        region, pool = options.region, options.pool
+        retired = await retired_homes(bus, region, pool)
+        homes = Homes(
+            pool, options.worker_id, lambda: self._plans.plan, self._plans.fresh, self._watcher.alive, retired
+        )
+        steal = self.policy.derive(steal_params)
+
+        def patience_s(lane: Lane) -> float:
+            prefill_tokens_per_s = self.rates.prefill_tokens_per_s or pool.prefill_tokens_per_s
+            target_s = self.policy.settings.lane(lane).ttft_target_s
+            return stealing.patience_s(self.rates.saved.tokens, prefill_tokens_per_s, target_s, steal())
+
+        return Sources(
+            homes, lambda lane, home: LanePuller(bus, region, lane, pool.name, home), self._clock, patience_s
+        )
+
     def _yielding(self, runs: Runs, seats: Seats) -> Yielding:
         options = self._options
         return Yielding(
@@ -407,6 +426,7 @@ class Worker:
             running_by_lane=self.running_by_lane(),
             process_id=os.getpid(),
             block_tokens=seats.block_tokens if seats is not None else 0,
+            home=self.pulls.home if self.pulls is not None else "",
         )
 
     def running_by_lane(self) -> Mapping[Lane, int]:

@@ -1,0 +1,90 @@
+"""The home slots of a worker's pool, and who serves them as far as this worker knows: the plan, and the leases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import structlog
+
+from laneway.core import subjects
+from laneway.core.catalogue import Pool
+from laneway.core.fleet import HomePlan, Plan
+from laneway.core.lanes import LANES
+from laneway.runtime.bus import ApiError, Bus, BusError
+
+_log = structlog.get_logger(__name__)
+
+
+class Homes:
+    """Asks at each look; owns nothing but the names."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        me: str,
+        plan: Callable[[], Plan | None],
+        fresh: Callable[[], bool],
+        alive: Callable[[str], bool | None],
+        retired: Iterable[str] = (),
+    ) -> None:
+        """`plan`: the newest, however old; `fresh`: whether it still holds. `alive`: what the leases say of a worker.
+
+        `retired`: slots that the settings have no longer, in which jobs may still be.
+        """
+        self._pool = pool.name
+        self._me = me
+        self._plan = plan
+        self._fresh = fresh
+        self._alive = alive
+        self._read: tuple[Plan | None, Mapping[str, HomePlan]] = (None, {})
+        self.names: tuple[str, ...] = tuple(dict.fromkeys((*pool.homes, *retired)))
+
+    @property
+    def plan(self) -> Plan | None:
+        return self._plan()
+
+    def planned(self) -> Mapping[str, HomePlan]:
+        """The slots as the newest plan has them."""
+        plan = self._plan()
+        if plan is not self._read[0]:
+            homes = plan.pool(self._pool).homes if plan is not None else ()
+            self._read = plan, {each.home: each for each in homes}
+        return self._read[1]
+
+    def fresh(self) -> bool:
+        """Whether it is known who serves which slot."""
+        return self._fresh() and bool(self.planned())
+
+    @property
+    def own(self) -> str:
+        """The slot that this worker serves; it goes on with it while there is no fresh plan. Empty: none."""
+        return next((each.home for each in self.planned().values() if each.worker_id == self._me), "")
+
+    def served(self, home: HomePlan | None) -> bool:
+        """Whether another worker serves the slot that may be alive."""
+        return home is not None and bool(home.worker_id) and self._alive(home.worker_id) is not False
+
+
+async def retired_homes(bus: Bus, region: str, pool: Pool) -> tuple[str, ...]:
+    """Slots beyond those of the settings that have consumers: once there were more, and a parked job may still fire
+    into one of them. Provisioning keeps them for that."""
+    found: list[str] = []
+    try:
+        for lane in LANES:
+            number = len(pool.homes)
+            while await _exists(
+                bus, subjects.lane_stream(region, lane), subjects.consumer(lane, pool.name, f"h{number}")
+            ):
+                found.append(f"h{number}")
+                number += 1
+    except BusError as error:  # their jobs wait for another worker, or for their bells
+        _log.warning("retired_homes_not_read", error=error.message)
+    return tuple(dict.fromkeys(found))
+
+
+async def _exists(bus: Bus, stream: str, consumer: str) -> bool:
+    try:
+        await bus.api(f"CONSUMER.INFO.{stream}.{consumer}", {})
+    except ApiError:
+        return False
+    return True
