@@ -158,3 +158,8 @@ def test_results_that_are_there_are_known_and_a_torn_one_is_not(tmp_path: Path):
     output.write_bytes(b"a letter\n")
     with pytest.raises(ConfigError, match="something else"):
         written_lines(output)
+
+
+def test_a_line_may_name_its_session_and_route():
+    spec = build_spec(parsed({"prompt": "Hi", "session_id": "s", "route": "faq"}).request, BEGAN.timestamp())
+    assert (spec.generate.session_id, spec.route) == ("s", "faq")

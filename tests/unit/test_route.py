@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laneway.core.catalogue import Capabilities, Catalogue, Pool
-from laneway.core.fleet import LanePlan, Plan, PoolPlan
+from laneway.core.fleet import HOT_PREFIXES_MAX, LanePlan, Plan, PoolPlan
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.route import Ask, ModelDigest, RegionDigest, Sighting, digest_of, route
 
@@ -120,3 +120,16 @@ def test_without_a_valid_plan_a_region_is_not_healthy_and_a_cold_pool_takes_its_
         assert not digest.healthy
         assert digest.draining
         assert digest.models[0].ttft_eta_s > 10.0
+
+
+def test_a_digest_names_the_hot_prefixes_of_each_pool_and_no_more_than_the_limit():
+    hot = tuple(range(HOT_PREFIXES_MAX + 1))
+    told = digest_of(
+        Plan("local", pools=(PoolPlan("p", hot_prefixes=hot),)),
+        Catalogue((POOL,)),
+        fresh=True,
+        region="local",
+        draining=False,
+        now_s=0.0,
+    )
+    assert told.models[0].hot_prefixes == hot[:HOT_PREFIXES_MAX]

@@ -177,3 +177,13 @@ async def test_a_job_in_full_cancel_and_quote():
         code, out, err = await laneway(door, "jobs", "local-none")
         assert code == 1
         assert "JOB_NOT_FOUND" in err
+
+
+async def test_a_session_and_a_route_can_be_named():
+    async with serving(Door([lambda request, context: words("Hi")], submits=[None])) as door:
+        for command in ("generate", "submit"):
+            code, _, err = await laneway(door, command, "Hi", "--session", "tea talk", "--route", "faq")
+            assert code == 0, err
+        for request in (*door.calls, *door.submitted):
+            assert (request.spec.generate.session_id, request.spec.route) == ("tea talk", "faq")
+        assert len(door.calls) == len(door.submitted) == 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from laneway.core.catalogue import Catalogue
-from laneway.core.fleet import Plan, PoolPlan
+from laneway.core.fleet import HOT_PREFIXES_MAX, Plan, PoolPlan
 from laneway.core.lanes import LANES, PARKING_LANES, Lane
 
 
@@ -133,6 +133,7 @@ def digest_of(
                 free_slots=max(0, seen.free_slots - sum(seen.lane(lane).ready for lane in LANES)),
                 ttft_eta_s=load_s + _slot_wait_s(seen, service_s) + 1.0 / pool.decode_tokens_per_s,
                 batch_eta_s=load_s + (parked_s + ready_s) / workers,
+                hot_prefixes=seen.hot_prefixes[:HOT_PREFIXES_MAX],
             )
         )
     return RegionDigest(region, now_s, draining, healthy, tuple(zones), tuple(models), price_factor)

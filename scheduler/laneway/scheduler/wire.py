@@ -32,6 +32,7 @@ def worker_to_proto(lease: WorkerLease) -> pb.Worker:
         capabilities=lease.capabilities,
         busy_s=lease.busy_s,
         process_id=lease.process_id,
+        home=lease.home,
     )
 
 

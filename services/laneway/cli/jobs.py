@@ -43,6 +43,12 @@ DeadlineOption = Annotated[
 ]
 TierOption = Annotated[str | None, typer.Option("--least-tier", help="Lowest tier that is good enough.")]
 LabelOption = Annotated[list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Of your own; repeatable.")]
+SessionOption = Annotated[
+    str | None, typer.Option("--session", help="Jobs of one session meet the same worker's caches, if they can.")
+]
+RouteOption = Annotated[
+    str | None, typer.Option("--route", help="Name of this kind of request; how long its answers get is learned.")
+]
 KeyOption = Annotated[str | None, typer.Option("--key", help="Idempotency key: the same key names the same job.")]
 
 
@@ -59,6 +65,8 @@ def generate(
     deadline: DeadlineOption = None,
     least_tier: TierOption = None,
     label: LabelOption = None,
+    session: SessionOption = None,
+    route: RouteOption = None,
     key: KeyOption = None,
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
@@ -69,6 +77,7 @@ def generate(
     request = _request(
         prompt, model, system, raw, lane, max_tokens, temperature, seed, stop, deadline, least_tier, label
     )
+    _say_what_it_is_like(request, session, route)
 
     async def work() -> None:
         async with (
@@ -94,6 +103,8 @@ def submit(
     deadline: DeadlineOption = None,
     least_tier: TierOption = None,
     label: LabelOption = None,
+    session: SessionOption = None,
+    route: RouteOption = None,
     key: KeyOption = None,
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
@@ -104,6 +115,7 @@ def submit(
     request = _request(
         prompt, model, system, raw, lane, max_tokens, temperature, seed, stop, deadline, least_tier, label
     )
+    _say_what_it_is_like(request, session, route)
 
     async def work() -> None:
         async with connect.admission(address, token_file) as client:
@@ -257,6 +269,13 @@ def _request(
     if labels:
         request["labels"] = labels_of(labels)
     return request
+
+
+def _say_what_it_is_like(request: RequestFields, session: str | None, route: str | None) -> None:
+    if session:
+        request["session_id"] = session
+    if route:
+        request["route"] = route
 
 
 def labels_of(given: list[str] | None) -> dict[str, str]:

@@ -68,11 +68,12 @@ def workers(
         if as_json:
             print_json(found)
             return
-        columns = ("WORKER", "STATE", "SLOTS", "KV", "JOBS", "PREFILL/S", "DECODE/S", "POOL", "ENGINE", "PID")
+        columns = ("WORKER", "STATE", "HOME", "SLOTS", "KV", "JOBS", "PREFILL/S", "DECODE/S", "POOL", "ENGINE", "PID")
         rows = [
             (
                 worker.name,
                 f"{worker.state} ({worker.detail})" if worker.detail else worker.state,
+                worker.home,
                 f"{worker.running}/{worker.slots}",
                 f"{100 * worker.kv_tokens_used / worker.kv_tokens:.0f} %" if worker.kv_tokens else "",
                 worker.jobs_done,

@@ -125,6 +125,7 @@ def worker_of(message: scheduler_pb2.Worker) -> Worker:
         capabilities=tuple(message.capabilities),
         busy_s=message.busy_s,
         process_id=message.process_id,
+        home=message.home,
     )
 
 

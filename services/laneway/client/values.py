@@ -166,6 +166,7 @@ class Worker:
     capabilities: tuple[str, ...]
     busy_s: float
     process_id: int
+    home: str = ""  # home slot that it serves; empty: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class Exchange:
             while not self._stopped:
                 news.clear()
                 sightings = self.sightings()
-                essence = [replace(s.digest, made_s=0.0, healthy=s.digest.healthy and not s.lost) for s in sightings]
+                essence = [_essence(sighting) for sighting in sightings]
                 if essence != shown:
                     shown = essence
                     yield sightings
@@ -182,3 +182,10 @@ class Exchange:
                 await self._bus.emit(msg.reply, _DONE)
         except (BusError, DecodeError) as error:
             _log.warning("region_control_failed", error=str(error))
+
+
+def _essence(sighting: Sighting) -> RegionDigest:
+    """What makes news: not when it was told, nor what is hot just now."""
+    digest = sighting.digest
+    models = tuple(replace(model, hot_prefixes=()) for model in digest.models)
+    return replace(digest, made_s=0.0, healthy=digest.healthy and not sighting.lost, models=models)

@@ -15,6 +15,7 @@ from laneway.workers.claims import Claims
 from laneway.workers.dead_letters import DeadLetters
 from laneway.workers.emitter import Emitter
 from laneway.workers.endings import Endings
+from laneway.workers.hot_prefixes import HotPrefixes
 from laneway.workers.rates import Rates
 from laneway.workers.reparking import Reparking
 from laneway.workers.retries import Retries
@@ -39,5 +40,6 @@ class Bench(Struct, frozen=True):
     rates: Rates
     retries: Retries
     lengths: LengthBook
+    hot_prefixes: HotPrefixes
     reparking: Reparking
     single_flight: Callable[[], bool]  # whether identical deterministic jobs share a sequence now

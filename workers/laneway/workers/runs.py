@@ -89,6 +89,7 @@ class Runs:
 
     def _start(self, run: JobRun) -> None:
         self._live[run.job_id] = run
+        self._bench.hot_prefixes.met(run.job.record.affinity_key)
         run.seat.made = lambda: run.generated
         run.begin()
         self._spawn(self._run(run))

@@ -54,6 +54,7 @@ from laneway.workers.engine_keeper import EngineKeeper
 from laneway.workers.engines.protocol import Engine
 from laneway.workers.floor import PlainGate
 from laneway.workers.homes import Homes, retired_homes
+from laneway.workers.hot_prefixes import HotPrefixes
 from laneway.workers.ledger import Seats
 from laneway.workers.predicting import predicted_tokens
 from laneway.workers.pulling import PullLoop
@@ -141,6 +142,7 @@ class Worker:
             rates=self.rates,
             retries=retries,
             lengths=self._lengths,
+            hot_prefixes=HotPrefixes(),
             reparking=Reparking(LaneStore(bus, region), options.pool, self._fresh_plan, clock, self._floor),
             single_flight=lambda: self.policy.settings.single_flight,
         )
@@ -380,6 +382,8 @@ class Worker:
     async def _engine_changed(self) -> None:
         if self.engine.state is WorkerState.BROKEN and self.runs is not None:
             await self._until_idle(self.runs, HAND_BACK_S)
+        if self.engine.state is not WorkerState.READY:
+            self._bench.hot_prefixes.clear()
         await self._renew()
         self._room_changed()
 
@@ -425,6 +429,7 @@ class Worker:
             capabilities=tuple(options.pool.capabilities.names()),
             running_by_lane=self.running_by_lane(),
             process_id=os.getpid(),
+            hot_prefixes=self._bench.hot_prefixes.top(),
             block_tokens=seats.block_tokens if seats is not None else 0,
             home=self.pulls.home if self.pulls is not None else "",
         )
