@@ -211,7 +211,7 @@ class Scaling:
 
     def __init__(self, workers: int = 0) -> None:
         self.workers = workers
-        self._then: deque[tuple[float, int]] = deque()  # what was published, over the last `up_span_s`
+        self._then = deque([(-math.inf, workers)])  # what was published, over the last `up_span_s`
         self._low_since_s: float | None = None
         self._down_s = -math.inf
 
@@ -219,12 +219,12 @@ class Scaling:
         """`there`: workers that are ready."""
         while len(self._then) > 1 and self._then[1][0] <= now_s - params.up_span_s:
             self._then.popleft()
-        before = max(self._then[0][1] if self._then else self.workers, there)
+        before = max(self._then[0][1], there)
         n = self.workers
         if wanted > n:
             n = max(n, min(wanted, max(before + 1, math.floor(before * params.up_factor))))
         n = self._down(n, wanted, now_s, load_s, params)
-        if not self._then or self._then[-1][1] != n:
+        if self._then[-1][1] != n:
             self._then.append((now_s, n))
         self.workers = n
         return n

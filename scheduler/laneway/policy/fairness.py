@@ -86,11 +86,12 @@ class Counters:
         return self._level if known is None else known
 
     def meet(self, active: Collection[str]) -> None:
-        """These have work now. Who had none at the last meeting is lifted to the lowest of those that had."""
+        """These have work now. Who had none at the last meeting is lifted to the lowest of those that had and have, or
+        where all of these have gone, of those that had."""
         present = frozenset(active)
         if present == self._active:
             return
-        stayed = self._active & present
+        stayed = self._active & present or self._active
         if stayed:
             self._level = max(self._level, min(self._counters.get(key, self._level) for key in stayed))
         for key in present - self._active:
@@ -99,11 +100,7 @@ class Counters:
         self._active = present
 
     def charge(self, key: str, cost: float) -> None:
-        start = self.of(key)
-        if self._base is None:
-            # Where all others have gone, whoever comes begins with the one that is served.
-            self._level = max(self._level, start) if self._active <= {key} else self._level
-        self._counters[key] = start + cost
+        self._counters[key] = self.of(key) + cost
 
     def draft(self) -> Counters:
         """A copy to try on, that costs nothing to make."""
@@ -117,7 +114,9 @@ class Counters:
             if key in self._active or counter > self._level
         }  # fmt: skip
 
-    def __len__(self) -> int:
+    @property
+    def known(self) -> int:
+        """Keys that have a counter of their own."""
         return len(self._counters)
 
 
@@ -203,6 +202,7 @@ class Ledger:
         self.lanes(park.pool).charge(park.lane.value, tokens / self.params.lane_weights[park.lane])
         self.tenants(park.pool, park.lane).charge(park.tenant, tokens / self.params.tenant_weight(park.tenant))
 
-    def __len__(self) -> int:
+    @property
+    def awaited(self) -> int:
         """Jobs that were charged and have not ended."""
         return len(self._open)

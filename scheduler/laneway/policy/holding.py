@@ -129,13 +129,11 @@ def hold_now(
     this moment; `in_use`: part of the pool's places that are taken."""
     if in_use < params.busy:
         return Hold(price=price_now)
-    allowed = plan.open_device_s
+    allowed, waits = plan.open_device_s, False
     for part in plan.portions:
+        share = min(1.0, max(0.0, (now_s - part.start_s) / params.slot_s))
         if price_now <= part.price + params.price_slack:
-            allowed += part.device_s
-        else:
-            allowed += part.device_s * min(1.0, max(0.0, (now_s - part.start_s) / params.slot_s))
-    total = plan.open_device_s + sum(part.device_s for part in plan.portions)
-    if allowed >= total:
-        return Hold(price=price_now)
-    return Hold(max(0.0, allowed - released_device_s), price_now)
+            share = 1.0
+        allowed += part.device_s * share
+        waits = waits or share < 1.0
+    return Hold(max(0.0, allowed - released_device_s) if waits else math.inf, price_now)
