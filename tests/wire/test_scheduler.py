@@ -148,7 +148,7 @@ async def test_two_schedulers_that_both_believe_to_lead_release_each_job_once(
             lanes, clock = LaneStore(own, REGION), SystemClock()
             parking = Parking(own, REGION, clock, lambda: None)
             releaser = Releaser(lanes, parking, DecisionLog(), clock, ReleaseParams, lambda: True, released)
-            async with parking.watch(lambda pool, lane: None):
+            async with parking.watch(lambda pool, lane, home: None):
                 await both.wait()
                 await releaser.release(plan)
 
@@ -218,7 +218,7 @@ async def test_the_index_is_mended_when_it_differs_twice_in_a_row(nats_server: L
     parking = Parking(bus, REGION, SystemClock(), lambda: changes.append(None))
     kept, _ = await park_job(bus)
     gone, gone_park = await park_job(bus)
-    async with parking.watch(lambda pool, lane: None):
+    async with parking.watch(lambda pool, lane, home: None):
         assert len(parking.index) == 2
         await lanes.purge(gone)  # a cancelled job: nothing rings
         parking.forget(kept.job_id)  # and one that was forgotten
@@ -236,7 +236,7 @@ async def test_a_stray_message_hides_no_parked_job(nats_server: LocalNats, bus: 
     for stray in ("x", "a.b.c.d.e.f.g", "a.b.not.numbers.at.all.c"):
         await bus.store(f"park.{REGION}.{Lane.DEFERRABLE}.{stray}", b"not a job")
     parking = Parking(bus, REGION, SystemClock(), lambda: None)
-    async with parking.watch(lambda pool, lane: None):
+    async with parking.watch(lambda pool, lane, home: None):
         assert parking.index.jobs() == [record.job_id]
 
 
@@ -249,7 +249,7 @@ async def test_a_job_whose_release_was_called_off_stays_in_the_index(nats_server
     released = Counter[tuple[str, Lane]]()
     lanes = LaneStore(bus, REGION)
     releaser = Releaser(lanes, parking, DecisionLog(), SystemClock(), ReleaseParams, lambda: False, released)
-    async with parking.watch(lambda pool, lane: None):
+    async with parking.watch(lambda pool, lane, home: None):
         await releaser.release(Plan(REGION, pools=(pool,)))
         assert not released
         assert parking.index.jobs() == [record.job_id]
@@ -364,7 +364,7 @@ async def test_a_listing_in_chunks_counts_each_job_once(
     for _ in range(4):
         await asyncio.gather(*(park(i) for i in range(500)))
     parking = Parking(bus, REGION, SystemClock(), lambda: None)
-    async with parking.watch(lambda pool, lane: None):
+    async with parking.watch(lambda pool, lane, home: None):
         await asyncio.gather(*(park(i) for i in range(20)))
         await eventually(lambda: len(parking.index) == 2020)
 

@@ -27,6 +27,7 @@ H_RECORD_STATE = "Laneway-State"  # a JobState
 H_RECORD_DEADLINE = "Laneway-Deadline"  # Unix ms
 H_RECORD_CREATED = "Laneway-Created"  # Unix ms
 H_RECORD_LANE = "Laneway-Lane"  # a Lane; older releases write none
+H_RECORD_USAGE = "Laneway-Usage"  # of a job with a result: tokens of its prompt, cached ones of these, of its answer
 H_RECORD_OUTCOME = "Laneway-Outcome"  # of a job that ended: its times against its verdict (policy.calibration), JSON
 
 

@@ -26,11 +26,13 @@ from laneway.runtime.bus import Bus, BusError, OutOfStorage
 from laneway.runtime.lanes import LaneStore
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.live_policy import LivePolicy
-from laneway.runtime.params import release_params
+from laneway.runtime.params import desired_params, release_params
 from laneway.runtime.records import RecordStore
 from laneway.runtime.settings import Settings
 from laneway.runtime.wire.reading import UnreadableMessage
 from laneway.runtime.wire.records import decode_lease
+from laneway.scheduler.calibration import Calibration
+from laneway.scheduler.capacity import Capacity
 from laneway.scheduler.decisions import DecisionLog
 from laneway.scheduler.leader import Leadership
 from laneway.scheduler.object_sweep import SWEEP_EVERY_S, ObjectSweep
@@ -95,12 +97,20 @@ class Lead:
         lanes = LaneStore(bus, region)
         params = policy.derive(lambda values: release_params(values, own.plan_interval_s))
         self.parking = Parking(bus, region, clock, look_now.set, lists)
-        self.releaser = Releaser(lanes, self.parking, decisions, clock, params, may_act, released)
-        self.planner = Planner(bus, region, catalogue, lanes, leases, clock, valid_s=own.plan_valid_s)
+        self.capacity = Capacity(catalogue, clock, before)
+        self.releaser = Releaser(
+            lanes, self.parking, decisions, clock, params, may_act, released,
+            leases=leases.live, forecasts=self.capacity.forecasts,
+        )  # fmt: skip
+        calibration = Calibration((pool.name for pool in catalogue.pools), before)
+        self.planner = Planner(
+            bus, region, catalogue, lanes, leases, clock, valid_s=own.plan_valid_s, fits=calibration.fits,
+            capacity=self.capacity, params=policy.derive(desired_params), job_tokens=self.releaser.job_tokens,
+        )  # fmt: skip
         self.sweeper = Sweeper(
             bus, region, records, lanes, leases, clock,
             parked=self.parking.index.get, ended=self.parking.forget, may_act=may_act, interval_s=own.sweep_s,
-            lists=lists, before=before,
+            lists=lists, before=before, outcome=calibration.heard, spent=self.releaser.ledger.ended,
         )  # fmt: skip
         self._object_sweep = ObjectSweep(bus, region, clock, may_act=may_act, lists=lists)
         self._staggerer = Staggerer(lanes, clock, may_act)
@@ -110,7 +120,7 @@ class Lead:
 
     async def run(self) -> None:
         """Until cancelled. Raises a BusError when the index cannot be built."""
-        async with self.parking.watch(self.planner.ages.rang), self._watching_workers():
+        async with self.parking.watch(self.planner.rang), self._watching_workers():
             with self._gauges():
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._looks())

@@ -10,16 +10,19 @@ from msgspec.structs import replace
 
 from laneway.core.catalogue import Catalogue
 from laneway.core.clock import Clock
-from laneway.core.fleet import EtaFit, Plan, TenantDepth
+from laneway.core.fleet import Demand, EtaFit, Plan, TenantDepth
 from laneway.core.lanes import LANES, PARKING_LANES, Lane
 from laneway.core.subjects import HOME_ANY
 from laneway.policy.calibration import with_fits
+from laneway.policy.demand import demand_curve
+from laneway.policy.desired import NEAR_JOBS, DesiredParams
 from laneway.policy.parked import ParkIndex
 from laneway.policy.plan import Depth, Parked, Snapshot, make_plan
 from laneway.runtime.bus import ApiError, Bus
 from laneway.runtime.lanes import LaneDepth, LaneStore
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.plans import PlanPublisher
+from laneway.scheduler.capacity import Capacity
 from laneway.scheduler.homes import HomeDepths, Homes, lane_totals
 
 DEMAND_AGE_S = 1.0
@@ -65,9 +68,13 @@ class Planner:
         clock: Clock,
         *,
         valid_s: float,
+        capacity: Capacity,
+        params: Callable[[], DesiredParams] = DesiredParams,
+        job_tokens: Callable[[str], float] = lambda pool: 0.0,
         fits: Callable[[], Mapping[tuple[str, Lane], tuple[EtaFit, EtaFit]]] = dict,
     ) -> None:
-        """`fits`: how earlier verdicts of a pool and lane compare with what came of them."""
+        """`job_tokens`: of a job of a pool on average, 0 where that is not known; `fits`: how earlier verdicts of a
+        pool and lane compare with what came of them."""
         self.depths: dict[tuple[str, Lane], Depth] = {}
         self.ages = ReadyAges(clock)
         self.pending = False  # the last plan made says something that is not published yet
@@ -80,8 +87,12 @@ class Planner:
         self._fits = fits
         self._publisher = PlanPublisher(bus, region)
         self._homes = Homes(catalogue)
+        self._capacity = capacity
+        self._params = params
+        self._job_tokens = job_tokens
         self._version = 0
-        self._demand: Mapping[str, Sequence[tuple[float, float]]] = {}
+        self._demand: Mapping[tuple[str, Lane], tuple[Demand, ...]] = {}
+        self._near: Mapping[str, Sequence[tuple[str, float, float]]] = {}
         self._demand_s = float("-inf")  # monotonic
         self._published: Plan | None = None
         self._published_s = float("-inf")  # monotonic
@@ -102,11 +113,15 @@ class Planner:
             for pool in index.pools()
             for lane in PARKING_LANES
         }
+        self._read_demand(index)
         snapshot = Snapshot(
             leases=leases,
             depths=self.depths,
             parked=parked,
-            demand=self._demand_of(index),
+            demand=self._demand,
+            near=self._near,
+            outlook=self._capacity.observe(self.depths),
+            job_tokens={pool.name: self._job_tokens(pool.name) for pool in self._catalogue.pools},
             oldest_wait_s=self.ages.oldest_by_lane_s(by_home),
             homes=self._homes.plans(by_home, leases, self.ages.oldest_s),
             paused=paused,
@@ -120,9 +135,16 @@ class Planner:
             version=self._version,
             now_s=self._clock.now(),
             valid_s=self._valid_s,
+            params=self._params(),
         )
+        plan = self._capacity.calm(plan, self._params())
         tenants, sequence = near_limit()
         return with_fits(replace(plan, tenants=tenants, counted_before=sequence), self._fits())
+
+    def rang(self, pool: str, lane: Lane, home: str) -> None:
+        """A message became ready."""
+        self.ages.rang(pool, lane, home)
+        self._capacity.arrived(pool, lane)
 
     async def publish(self, plan: Plan, *, least_gap_s: float) -> None:
         """Publishes unless the last plan says the same and is still long valid, or is younger than `least_gap_s`: then
@@ -136,13 +158,15 @@ class Planner:
             new = False
         self.pending = new
 
-    def _demand_of(self, index: ParkIndex) -> Mapping[str, Sequence[tuple[float, float]]]:
+    def _read_demand(self, index: ParkIndex) -> None:
         """Parked work by due time; it is long where much is parked, and need not be young."""
         now_s = self._clock.monotonic()
-        if now_s - self._demand_s >= DEMAND_AGE_S:
-            self._demand = {pool.name: index.demand(pool.name, PARKING_LANES) for pool in self._catalogue.pools}
-            self._demand_s = now_s
-        return self._demand
+        if now_s - self._demand_s < DEMAND_AGE_S:
+            return
+        self._demand_s, unix_s = now_s, self._clock.now()
+        keys = [(pool.name, lane) for pool in self._catalogue.pools for lane in PARKING_LANES]
+        self._demand = {(pool, lane): demand_curve(index.demand(pool, [lane]), unix_s) for pool, lane in keys}
+        self._near = {pool.name: index.near(pool.name, NEAR_JOBS) for pool in self._catalogue.pools}
 
     async def read_depths(self) -> dict[tuple[str, Lane], Depth]:
         """Of every pool and lane that has a consumer; what a missing one would say is unknown. Raises a BusError."""

@@ -19,7 +19,7 @@ from laneway.core import subjects
 from laneway.core.clock import Clock
 from laneway.core.errors import Code, NotFound
 from laneway.core.fleet import Plan, TenantDepth
-from laneway.core.job import NOT_ACCEPTED, IllegalTransition, JobError, JobRecord, cancel, expire, stage
+from laneway.core.job import NOT_ACCEPTED, IllegalTransition, JobError, JobRecord, Usage, cancel, expire, stage
 from laneway.core.lanes import JobState, Lane, Phase
 from laneway.core.subjects import ParkSubject
 from laneway.policy.tenants import named_from, near_limit
@@ -195,7 +195,9 @@ class OpenJobs:
 
 class Sweeper:
     """Runs while its scheduler leads. `parked` gives a job that is known to be parked, without asking NATS; `ended` is
-    told of each job that ended (a cancelled job leaves its lane without a bell). `before` is the plan of the last term,
+    told of each job that ended (a cancelled job leaves its lane without a bell), `outcome` of each that ended since the
+    first reading (those of a day would be long, and of loads that are gone), `spent` of each
+    with what it used. `before` is the plan of the last term,
     if one was seen. `lists` is the connection on which the records are followed: a first reading sends tens of MB, and
     what comes after them on one connection, such as the answer to the renewal of a term, waits for all of it."""
 
@@ -214,6 +216,8 @@ class Sweeper:
         interval_s: float,
         lists: Bus | None = None,
         before: Plan | None = None,
+        outcome: Callable[[RecordHead], object] = lambda head: None,
+        spent: Callable[[str, Usage | None], object] = lambda job, usage: None,
     ) -> None:
         self.open = OpenJobs()
         self._bus = bus
@@ -224,6 +228,8 @@ class Sweeper:
         self._clock = clock
         self._parked = parked
         self._ended = ended
+        self._outcome = outcome
+        self._spent = spent
         self._may_act = may_act
         self._interval_s = interval_s
         self._followed = RecordStore(lists or bus)
@@ -251,6 +257,9 @@ class Sweeper:
                 if head.state.terminal:
                     self.open.see(head, self._clock.monotonic())  # a plan counts up to its write too
                     self._ended(head.job_id)
+                    self._spent(head.job_id, head.usage)
+                    if self._reading_since_s is None:
+                        self._outcome(head)
                     continue
                 self.open.see(head, self._clock.monotonic(), parked=self._parked(head.job_id))
 

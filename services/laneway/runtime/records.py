@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from random import Random
 
+import msgspec
 import structlog
 from msgspec import Struct
 from nats.aio.msg import Msg
@@ -20,8 +21,9 @@ from nats.aio.msg import Msg
 from laneway.core import subjects
 from laneway.core.clock import Clock
 from laneway.core.errors import JobNotFound
-from laneway.core.job import JobRecord
+from laneway.core.job import JobRecord, Usage
 from laneway.core.lanes import JobState, Lane
+from laneway.policy.calibration import outcome_of
 from laneway.runtime.bus import Bus, BusError, NoAnswer, NoStream, NotConnected, PublishUnknown, WrongSequence
 from laneway.runtime.clock import SYSTEM_RANDOM, SystemClock
 from laneway.runtime.following import follow
@@ -72,6 +74,8 @@ class RecordHead(Struct, frozen=True):
     created_s: float = 0.0
     lane: Lane | None = None  # None: written by a release that did not say
     pending: int = 0  # records that the same reading will give after this one
+    outcome: str = ""  # of a job that ended: an Outcome of policy.calibration, as JSON
+    usage: Usage | None = None  # of a job that has a result; without its cost
 
 
 class _Read(Struct, frozen=True):
@@ -141,6 +145,10 @@ class RecordStore:
             subjects.H_RECORD_CREATED: str(round(record.timings.created_s * 1000)),
             subjects.H_RECORD_LANE: record.contract.lane.value,
         }
+        if record.state.terminal and (outcome := outcome_of(record)) is not None:
+            headers[subjects.H_RECORD_OUTCOME] = msgspec.json.encode(outcome).decode()
+        if record.result is not None:
+            headers[subjects.H_RECORD_USAGE] = usage_text(record.result.usage)
         subject = subjects.record(record.region, record.tenant, record.job_id)
         return await self._bus.store(subject, data or encode_record(record), headers, patient=patient)
 
@@ -269,4 +277,20 @@ def head_of(msg: Msg) -> RecordHead | None:
     created_s = int(headers.get(subjects.H_RECORD_CREATED, "0")) / 1000
     lane = _LANES.get(headers.get(subjects.H_RECORD_LANE, ""))
     at = AckSubject.parse(msg.reply)
-    return RecordHead(tenant, job_id, at.stream_sequence, JobState(state), deadline_s, created_s, lane, at.pending)
+    outcome = headers.get(subjects.H_RECORD_OUTCOME, "")
+    return RecordHead(
+        tenant, job_id, at.stream_sequence, JobState(state), deadline_s, created_s, lane, at.pending, outcome,
+        usage_of(headers.get(subjects.H_RECORD_USAGE, "")),
+    )  # fmt: skip
+
+
+def usage_text(usage: Usage) -> str:
+    return f"{usage.prompt_tokens} {usage.cached_tokens} {usage.completion_tokens}"
+
+
+def usage_of(text: str) -> Usage | None:
+    """None where it was not said, or not in this way."""
+    parts = text.split()
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        return None
+    return Usage(*map(int, parts))
