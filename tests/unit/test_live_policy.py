@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -115,7 +115,7 @@ def others(value: object, annotation: object) -> Iterator[object]:
     if isinstance(value, bool):  # before int: a bool is one
         candidates = (not value,)
     elif isinstance(value, int | float):
-        candidates = (value + 1, value / 2, value + 0.01, 1)
+        candidates = (value + 1, value / 2, value + 0.01, value - 0.01, 1)
     elif isinstance(value, dict):
         candidates = ({"acme": 2.0},)
     elif value is None:
@@ -137,7 +137,10 @@ def changed(policy: PolicySettings, key: str) -> PolicySettings:
     for value in others(getattr(holder, names[-1]), annotation):
         with contextlib.suppress(ValueError):  # a check across keys
             made: Any = replace(holder, **{names[-1]: value})
-            return replace(policy, **{names[0]: made}) if len(names) == 2 else made
+            whole = replace(policy, **{names[0]: made}) if len(names) == 2 else made
+            with contextlib.suppress(ConfigError):
+                params.check_params(whole)
+                return cast(PolicySettings, whole)
     raise AssertionError(f"no other value for {key}")
 
 
@@ -188,11 +191,15 @@ def test_nobody_keeps_parameters_from_its_start():
     assert not kept
 
 
-def test_values_that_the_policy_objects_to_are_refused_when_they_are_read(monkeypatch):
-    def objects(policy: PolicySettings) -> None:
+MAKERS = [name for name, _ in inspect.getmembers(params, inspect.isfunction) if name.endswith("_params")]
+
+
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "check_params"])
+def test_values_that_the_policy_objects_to_are_refused_when_they_are_read(name: str, monkeypatch: pytest.MonkeyPatch):
+    def objects(*_: object) -> None:
         raise ValueError("floor_turns must be 0 or at least 2")
 
     params.check_params(PolicySettings())
-    monkeypatch.setattr(params, "preempt_params", objects)
+    monkeypatch.setattr(params, name, objects)
     with pytest.raises(ConfigError, match="policy: floor_turns must be"):
         params.check_params(PolicySettings())

@@ -1,7 +1,7 @@
 """What callers send: each bad field is refused by its name, and nothing that is sent is ignored."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -15,8 +15,9 @@ from laneway.core.catalogue import Capabilities, Catalogue, Pool
 from laneway.core.errors import InvalidRequest, Unsupported
 from laneway.core.lanes import Isolation, Lane, OnDisconnect
 from laneway.core.prompt import ChatPrompt, ChatTurn, TextPrompt, TokenPrompt
-from laneway.runtime.catalogue import ENGINE_CAPABILITIES
-from laneway.runtime.settings import PolicySettings
+from laneway.runtime.catalogue import ENGINE_CAPABILITIES, pool_of
+from laneway.runtime.engine_options import EngineOptions
+from laneway.runtime.settings import ModelSettings, PolicySettings
 from laneway.runtime.wire.requests import ParsedSpec, parse_spec
 from laneway.v1 import common_pb2, task_pb2
 
@@ -300,8 +301,30 @@ class TestAbilities:
         assert isinstance(error, Unsupported)
         assert error.field == field
 
-    def test_no_engine_says_yet_that_it_keeps_strict_isolation(self):
-        assert not any(offered.strict_isolation for offered in ENGINE_CAPABILITIES.values())
+    def test_strict_isolation_is_kept_where_prompts_go_in_slices_and_steps_are_timed(self):
+        def keeps(engine: Literal["openvino", "simulated"], **options: Any) -> bool:
+            model = ModelSettings(name="chat", engine=engine, engine_options=EngineOptions(**options))
+            return pool_of(model).capabilities.strict_isolation
+
+        assert keeps("openvino")
+        assert not keeps("openvino", prefix_cache=False)
+        assert not keeps("simulated")
+        assert keeps("simulated", profile="h100-8b-fp8")
+
+    def test_strict_isolation_by_default_binds_priority_where_a_pool_can_keep_it(self):
+        strict = PolicySettings(isolation="strict")
+        for capabilities, lane, wanted in (
+            (ALL, common_pb2.LANE_PRIORITY, Isolation.STRICT),
+            (ALL, common_pb2.LANE_BATCH, Isolation.SLO),
+            (Capabilities(), common_pb2.LANE_PRIORITY, Isolation.SLO),
+        ):
+            able = Catalogue((pool(capabilities=capabilities),))
+            parsed = parse_spec(spec(lane=lane), able, NOW_S, strict)
+            assert parsed.contract.isolation is wanted
+        both = Catalogue((pool("cheap", Capabilities()), pool("best", ALL)))
+        assert [found.name for found in parse_spec(spec(), both, NOW_S, strict).pools] == ["chat-best"]
+        said = spec(isolation=common_pb2.ISOLATION_SLO)
+        assert parse_spec(said, both, NOW_S, strict).contract.isolation is Isolation.SLO
 
     def test_a_limit_is_named(self):
         error = refused(

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from laneway.core.catalogue import Capabilities, Catalogue, Pool
 from laneway.core.errors import ConfigError
 from laneway.core.fleet import StepTimes
+from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.engine_profile import (
     EngineProfile,
     decode_tokens_per_s,
@@ -19,6 +20,7 @@ from laneway.runtime.engine_profile import (
     prefill_tokens_per_s,
     step_times,
 )
+from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.settings import ModelSettings, Settings
 
 ENGINE_CAPABILITIES: dict[str, Capabilities] = {
@@ -35,6 +37,7 @@ ENGINE_CAPABILITIES: dict[str, Capabilities] = {
         ignore_eos=True,
         token_ids=True,
         prefix_cache=True,
+        strict_isolation=True,
     ),
     "simulated": Capabilities(
         logprobs=True,
@@ -48,6 +51,7 @@ ENGINE_CAPABILITIES: dict[str, Capabilities] = {
         token_ids=True,
         exact=True,
         prefix_cache=True,
+        strict_isolation=True,
     ),
 }
 
@@ -84,7 +88,9 @@ def pool_of(model: ModelSettings) -> Pool:
         workers=model.workers,
         kv_tokens=model.kv_tokens,
         tokenizer=tokenizer,
-        capabilities=capabilities_of(model.engine, exact=model.exact),
+        capabilities=replace(
+            capabilities_of(model.engine, exact=model.exact), strict_isolation=_keeps_isolation(model)
+        ),
         max_tokens_default=model.max_tokens_default,
         temperature_default=model.temperature_default,
         queue_length=model.queue_length,
@@ -97,6 +103,14 @@ def pool_of(model: ModelSettings) -> Pool:
         bulk=model.bulk,
         step_times=prior.step_times,
     )
+
+
+def _keeps_isolation(model: ModelSettings) -> bool:
+    """Whether its workers can keep lower-lane prompts from slowing a token by more than a twentieth: the engine offers
+    it, finds slices of a prompt again in its prefix cache, and its steps take as long as what is in them asks for."""
+    options = model.engine_options or EngineOptions()
+    timed = model.engine != "simulated" or bool(options.profile)
+    return capabilities_of(model.engine).strict_isolation and options.prefix_cache and timed
 
 
 def profile_of(model: ModelSettings) -> EngineProfile | None:

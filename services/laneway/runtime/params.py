@@ -36,6 +36,10 @@ def check_params(policy: PolicySettings) -> None:
         lambda: release_params(policy, 1.0),
         lambda: pull_params(policy, 1),
         lambda: preempt_params(policy),
+        lambda: desired_params(policy),
+        lambda: overload_params(policy),
+        lambda: steal_params(policy),
+        lambda: kv_params(policy),
     )
     for make in made:
         try:

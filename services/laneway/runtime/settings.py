@@ -197,6 +197,7 @@ class LaneDefaults(Section, frozen=True):
 class PolicySettings(Section, frozen=True):
     """Parameters of the pure policy; docs/policy.md says what each does."""
 
+    isolation: Literal["slo", "strict"] = "slo"  # of priority contracts that do not say, where a pool can keep it
     priority: LaneDefaults = LaneDefaults(ttft_target_s=1.0, tpot_target_s=0.1, deadline_s=60.0)
     deferrable: LaneDefaults = LaneDefaults(ttft_target_s=600.0, tpot_target_s=1.0, deadline_s=3600.0)
     batch: LaneDefaults = LaneDefaults(ttft_target_s=3600.0, tpot_target_s=10.0, deadline_s=86_400.0)

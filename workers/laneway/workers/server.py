@@ -34,6 +34,12 @@ async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None 
     tokenizer = load_tokenizer(options.pool.tokenizer)
     engine_options = settings.engine_options_of(options.pool.name)
 
+    if options.pool.capabilities.strict_isolation and not engine_options.prefix_cache:
+        raise ConfigError(
+            f"pool {options.pool.name} offers strict_isolation, which its workers keep by the engine's prefix cache; "
+            "set engine_options.prefix_cache = false in its [[models]] entry, not in [worker]"
+        )
+
     def engine() -> Engine:
         made = make_engine(options.pool, engine_options)
         check_capabilities(options.pool, made.capabilities())

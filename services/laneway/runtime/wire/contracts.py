@@ -67,7 +67,9 @@ def parse_contract(
         ),
         deadline_s=deadline_s,
         not_before_s=_not_before(message, lane, now_s, deadline_s, f"{field}.not_before") if has("not_before") else 0.0,
-        isolation=checks.word(enums.ISOLATION_FROM_WIRE, message.isolation, Isolation.SLO, f"{field}.isolation"),
+        isolation=checks.word(
+            enums.ISOLATION_FROM_WIRE, message.isolation, _isolation(defaults, lane), f"{field}.isolation"
+        ),
         least_tier=checks.token(message.least_tier, f"{field}.least_tier") if message.least_tier else "",
         cost_max=_cost(message.cost_max, f"{field}.cost_max") if has("cost_max") else None,
         regions=_regions(message, f"{field}.regions") if message.regions else (),
@@ -76,6 +78,11 @@ def parse_contract(
         ),
         labels=_labels(message, f"{field}.labels") if message.labels else {},
     )
+
+
+def _isolation(defaults: PolicySettings, lane: Lane) -> Isolation:
+    """Of a contract that does not say. It is priority work that is kept from being slowed by others."""
+    return Isolation(defaults.isolation) if lane is Lane.PRIORITY else Isolation.SLO
 
 
 def parse_deadline(stamp: Timestamp, now_s: float, field: str) -> float:

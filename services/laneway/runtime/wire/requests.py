@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from laneway.core.catalogue import Catalogue, Pool
 from laneway.core.errors import InvalidRequest, Unsupported
@@ -22,7 +23,7 @@ from laneway.runtime.wire.contracts import parse_repeated_contract
 from laneway.runtime.wire.needs import Need, check_needs
 from laneway.runtime.wire.prompts import parse_prompt
 from laneway.runtime.wire.sampling import FormatRequest, SamplingRequest, parse_format, parse_sampling
-from laneway.v1 import task_pb2
+from laneway.v1 import common_pb2, task_pb2
 
 SESSION_ID_LENGTH_MAX = 128  # characters
 _GENERATE = "spec.generate"
@@ -75,7 +76,7 @@ def parse_spec(
     needs: list[Need] = []
     model = _model(spec.model)
     contract = parse_repeated_contract(spec.contract, now_s, defaults, attached=attached, field="spec.contract")
-    if contract.isolation is Isolation.STRICT:
+    if spec.contract.isolation == common_pb2.ISOLATION_STRICT:
         needs.append(Need("strict_isolation", "spec.contract.isolation"))
     pools = catalogue.resolve(model, contract.least_tier)
     task = _generate_task(spec)
@@ -88,9 +89,13 @@ def parse_spec(
     _parse_tools(task, needs)
     adapter = _named(task.adapter, "adapters", f"{_GENERATE}.adapter", needs)
     cache_salt = _named(task.cache_salt, "cache_salt", f"{_GENERATE}.cache_salt", needs)
+    able = _able_pools(pools, prompt, sampling, needs)
+    if contract.isolation is Isolation.STRICT:  # asked for, or the default: that binds only where it can be kept
+        keeping = tuple(pool for pool in able if pool.capabilities.strict_isolation)
+        able, contract = (keeping, contract) if keeping else (able, replace(contract, isolation=Isolation.SLO))
     return ParsedSpec(
         model=model,
-        pools=_able_pools(pools, prompt, sampling, needs),
+        pools=able,
         prompt=prompt,
         sampling=sampling,
         format=wanted,
