@@ -18,12 +18,16 @@ from laneway.core.job import (
     expire,
     give_way,
     hand_back,
+    requeue,
     set_start_index,
     succeed,
 )
 from laneway.core.lanes import FinishReason, Lane, VerdictKind
+from laneway.policy.release import HoldReason, ReleaseReason
+from laneway.policy.stealing import StealReason
 from laneway.scheduler.decisions import DecisionLog, Step
 from laneway.scheduler.explain import Explanation, explain
+from laneway.scheduler.reasons import WORDS
 
 RECORD = JobRecord(
     job_id="local-1",
@@ -49,7 +53,7 @@ def test_a_parked_job_tells_the_verdict_and_why_it_is_held_now() -> None:
     steps = explain(RECORD, [Step(101.0, "held", "POOL_BUSY")], now=now)
     assert said(steps) == [("admission", "held", "HELD_FOR_CAPACITY"), ("scheduler", "held", "POOL_BUSY")]
     assert steps[0].facts["hold_until_ms"] == "400000"
-    assert steps[1].facts == {"parked": "7"}
+    assert steps[1].facts == {"parked": "7", "message": WORDS["POOL_BUSY"]}
 
 
 def test_a_job_that_ran_twice_tells_both_claims_and_its_end() -> None:
@@ -89,6 +93,56 @@ def test_a_job_that_yielded_to_priority_says_so_and_goes_on_as_resumed() -> None
     ]
     assert steps[3].at_s == 145.0
     assert steps[3].facts == {"attempt": "1", "worker": "w1"}
+
+
+def test_a_claim_tells_of_its_release_when_no_scheduler_remembers_it() -> None:
+    first = claim(RECORD, "w1", 140.0, reason="IDLE_CAPACITY")
+    again = claim(give_way(first, "w1", 1, 145.0, reason="NO_SLOT local-9"), "w2", 160.0, reason="FIRED")
+    steps = explain(again, [])
+    assert said(steps)[1:] == [
+        ("scheduler", "released", "IDLE_CAPACITY"),
+        ("worker", "claimed", "FIRST_CLAIM"),
+        ("worker", "preempted", "YIELDED_TO_PRIORITY"),
+        ("nats", "released", "FIRED"),
+        ("worker", "claimed", "RESUMED"),
+    ]
+    assert steps[1].facts == {"known_by": "the claim", "message": WORDS["IDLE_CAPACITY"]}
+    remembered = explain(again, [Step(139.0, "released", "IDLE_CAPACITY")])
+    assert [s.reason for s in remembered if s.action == "released"] == ["IDLE_CAPACITY", "FIRED"], "each told once"
+
+
+def test_steals_and_takeovers_say_so_at_the_claim() -> None:
+    stolen = claim(RECORD, "w2", 140.0, reason="STEAL_WAITED")
+    taken = claim(stolen, "w3", 150.0, owner_is_dead=True, reason="TAKEOVER")
+    retried = claim(requeue(taken, "w3", 2), "w1", 160.0, reason="LANE")
+    claims = [step for step in explain(retried, []) if step.action == "claimed"]
+    assert [step.reason for step in claims] == ["STEAL_WAITED", "TAKEOVER", "TRIED_AGAIN"]
+    assert claims[1].facts["message"] == "the worker that ran it is dead"
+
+
+def test_only_operators_are_told_for_which_job_another_gave_way() -> None:
+    """It may be another tenant's."""
+    record = give_way(claim(RECORD, "w1", 140.0), "w1", 1, 145.0, reason="NO_KV local-9")
+    for operator, shown in ((True, "local-9"), (False, None)):
+        (step,) = [s for s in explain(record, [], operator=operator) if s.action == "preempted"]
+        assert step.facts.get("for_job") == shown
+        assert step.facts["short_of"] == "NO_KV"
+    outgrown = give_way(claim(RECORD, "w1", 140.0), "w1", 1, 145.0, reason="KV_OUTGROWN")
+    assert said(explain(outgrown, []))[-1] == ("worker", "preempted", "KV_OUTGROWN")
+
+
+def test_the_verdict_tells_its_bounds_and_the_numbers_it_rests_on() -> None:
+    verdict = replace(
+        RECORD.verdict, completion_eta_s=12.0, completion_bound_s=20.5, ttft_bound_s=3.0, facts=(("ahead_s", "9.5"),)
+    )
+    facts = explain(replace(RECORD, verdict=verdict), [])[0].facts
+    assert facts["ahead_s"] == "9.5"
+    assert (facts["completion_bound_s"], facts["ttft_bound_s"]) == ("20.500", "3.000")
+
+
+def test_every_reason_has_words_for_people() -> None:
+    reasons = [*ReleaseReason, *HoldReason, *StealReason]
+    assert [reason for reason in reasons if reason not in WORDS] == []
 
 
 def test_ends_name_who_ended_the_job() -> None:

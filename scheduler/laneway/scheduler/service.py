@@ -165,7 +165,8 @@ class SchedulerService(SchedulerServiceServicer):
         state, now = record.state, None
         if state is JobState.WAITING and not record.attempt:
             state, now = self._where(record.job_id)
-        steps = explain(record, scheduler.decisions.of(record.job_id), now=now)
+        operator = current_caller().role == "operator"
+        steps = explain(record, scheduler.decisions.of(record.job_id), now=now, operator=operator)
         return pb.ExplainJobResponse(
             job_id=record.job_id, state=JOB_STATE_TO_WIRE[state], steps=map(explanation_to_proto, steps)
         )
