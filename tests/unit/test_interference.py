@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -17,9 +20,9 @@ H100 = StepTimes(0.0051, 0.00003, 2.2e-8, 0.0000168, 512)
 PARAMS = InterferenceParams()
 
 
-def busy(times: StepTimes = H100, **changes) -> Load:
+def busy(times: StepTimes = H100, **changes: Any) -> Load:
     """Sixteen chats of priority, half a thousand tokens each."""
-    values = {
+    values: dict[str, Any] = {
         "times": times, "tpot_target_s": 0.05, "ttft_target_s": 1.0, "block_tokens": 32, "decoding": 16,
         "context_tokens": 8000, "priority": 16, "priority_decoding": 16, "priority_context": 8000, "recent": True,
     }  # fmt: skip
@@ -172,14 +175,24 @@ class TestJoining:
         assert not policy.floor_may_join(1.0, 1, load, PARAMS)
 
 
-def chat(made: int = 100, left: int = 100, tpot_s: float = 0.006, target_s: float = 0.05, **changes) -> Decoder:
-    return Decoder(made, left, made * tpot_s, target_s, **changes)
+def chat(
+    made: int = 100, left: int = 100, tpot_s: float = 0.006, target_s: float = 0.05, *, strict: bool = False
+) -> Decoder:
+    return Decoder(made, left, made * tpot_s, target_s, strict)
 
 
 class TestLongPrompts:
-    def pace(self, left=8000, time_left_s=1.0, sharing=1, decoders=None, load=None, params=PARAMS, theta=0.8):
+    def pace(
+        self,
+        left: int = 8000,
+        time_left_s: float = 1.0,
+        sharing: int = 1,
+        decoders: Sequence[Decoder] | None = None,
+        load: Load | None = None,
+        params: InterferenceParams = PARAMS,
+    ) -> policy.Pace:
         decoders = [chat()] * 16 if decoders is None else decoders
-        return policy.long_prompt(left, time_left_s, sharing, decoders, load or busy(), params, theta)
+        return policy.long_prompt(left, time_left_s, sharing, decoders, load or busy(), params, 0.8)
 
     def test_it_goes_whole_while_everybody_can_afford_it(self):
         assert self.pace() == policy.Pace(8000)

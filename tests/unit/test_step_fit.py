@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from laneway.core.fleet import StepTimes
 from laneway.policy.step_fit import StepFit, StepSeen
-from laneway.workers.engines.simulated_profile import load_profile
+from laneway.runtime.engine_profile import load_profile
+from laneway.workers.engines.simulated_profile import ProfilePrice
 
 TRUE = StepTimes(0.008, 0.0004, 3e-8, 0.00035, 128)
 WRONG = StepTimes(0.02, 0.00005, 0.0, 0.001, 128)  # a prior that is off by factors
@@ -101,6 +102,15 @@ def test_prompts_alone_count_until_one_beside_decoding_was_seen():
     assert fit.times.prefill_token_s == pytest.approx(0.0003, rel=0.3)
 
 
+def test_where_every_step_has_a_prompt_a_prior_that_is_too_slow_is_not_held_on_to():
+    fit, random = StepFit(StepTimes(0.02, 0.0, 0.0, 0.001, 512)), Random(5)
+    for _ in range(400):
+        b = random.randint(8, 32)
+        fit.observe(StepSeen(0.005 + 500 * 0.000017, b, 800 * b, 500))
+    assert fit.times.decode_s(16, 12_800) < 0.0145
+    assert fit.times.step_s(16, 12_800, 500) == pytest.approx(0.0135, rel=0.1)
+
+
 def test_an_engine_without_statistics_keeps_the_shape_and_learns_one_ratio():
     fit = StepFit(TRUE)
     for _ in range(200):
@@ -135,12 +145,13 @@ def test_whatever_it_sees_coefficients_are_finite_and_never_negative(steps):
 
 def test_it_learns_the_packaged_gpu_profile_well_enough_to_plan_with():
     profile, random = load_profile("h100-8b-fp8"), Random(3)
+    price = ProfilePrice(profile)
     fit = StepFit(StepTimes(0.02, 0.0, 0.0, 0.001, 512))
     cases = []
     for _ in range(3000):
         b, context = random.randint(4, 64), random.choice((500, 1000, 2000))
         prompt = random.choice((0, 0, 64, 512 - b))
-        step_s = profile.step_s([(0, prompt)] if prompt else [], [context] * b)
+        step_s = price.step_s([(0, prompt)] if prompt else [], [context] * b)
         fit.observe(StepSeen(step_s, b, b * context, prompt))
         cases.append((b, b * context, prompt, step_s))
     worst = max(abs(fit.times.step_s(*case[:3]) / case[3] - 1.0) for case in cases[-500:])

@@ -13,7 +13,8 @@ least squares with forgetting (0.99 a step: about the last hundred count), each 
   solved again.
 - prefill_token from what steps with prompt tokens take longer than that, weighted by tokens. It is forgotten by such
   steps only, so a night without prompts loses nothing. Steps that decode nothing count only as long as no others were
-  seen: engines price a prompt alone otherwise than beside decoding, and the latter is what callers feel.
+  seen: engines price a prompt alone otherwise than beside decoding, and the latter is what callers feel. One that was
+  shorter than its decoding alone is thought to be says so of that as well: where no step is without prompt tokens.
 
 A step far off what was expected counts as being 3 typical deviations off (Huber), so a hiccup of the host moves nothing
 much; typical deviations grow by a tenth with each such step, so that a real change is taken over within some 30 steps.
@@ -102,6 +103,8 @@ class StepFit:
             if step.sequences > 0 and not self._mixed:
                 self._mixed = True
                 self._prefill_num = self._prefill_den = 0.0
+            if step.length_s < times.decode_s(step.sequences, step.context_tokens):
+                self._learn_decode(step, expected_s)  # without the prompt it would not have been longer
             self._learn_prefill(step, times)
         self._times = None
 

@@ -14,6 +14,8 @@ from laneway.policy.admit import AdmitParams
 from laneway.policy.desired import DesiredParams
 from laneway.policy.fairness import FairParams
 from laneway.policy.fire import FireParams
+from laneway.policy.headroom import HeadroomParams
+from laneway.policy.interference import InterferenceParams
 from laneway.policy.kv import KvParams
 from laneway.policy.overload import OverloadParams
 from laneway.policy.preempt import PreemptParams
@@ -40,6 +42,8 @@ def check_params(policy: PolicySettings) -> None:
         lambda: overload_params(policy),
         lambda: steal_params(policy),
         lambda: kv_params(policy),
+        lambda: interference_params(policy),
+        lambda: headroom_params(policy, 1),
     )
     for make in made:
         try:
@@ -107,6 +111,25 @@ def overload_params(policy: PolicySettings) -> OverloadParams:
 
 def steal_params(policy: PolicySettings) -> StealParams:
     return StealParams(ttft_share=policy.steal_ttft_share)
+
+
+def interference_params(policy: PolicySettings) -> InterferenceParams:
+    return InterferenceParams(
+        budget=policy.interference_budget,
+        slices=policy.slices,
+        theta=policy.theta,
+        theta_min=policy.theta_min,
+        theta_max=policy.theta_max,
+        guard_fraction=policy.ttft_guard_fraction,
+        strict_factor=policy.strict_tpot_factor,
+        lower_prefills_max=policy.lower_lane_prefills_max,
+    )
+
+
+def headroom_params(policy: PolicySettings, slots: int) -> HeadroomParams:
+    """`slots`: of the worker."""
+    floor = pull_params(policy, slots).priority_reserved_slots
+    return HeadroomParams(window_s=policy.headroom_window_s, z=policy.headroom_z, slots_min=floor)
 
 
 def kv_params(policy: PolicySettings) -> KvParams:

@@ -214,8 +214,17 @@ class PolicySettings(Section, frozen=True):
     retry_after_s_max: PositiveSeconds = 30.0
     resume_margin: Fraction = 0.1  # room asked for before a refusing lane opens again
     ready_ahead_s: Seconds = 2.0  # released work that a pool may hold beyond its free slots
-    priority_reserved_slots: Count | None = None  # lower lanes leave these free; unset: 1 from 4 slots on, else 0
+    priority_reserved_slots: Count | None = None  # lower lanes leave at least these free; unset: 1 from 4 slots, else 0
     lower_lane_prefills_max: PositiveCount = 1  # lower-lane jobs of a worker without their first token
+    interference_budget: bool = True  # lower-lane prompts go to an engine as running priority work allows; off: at once
+    slices: bool = True  # long prompts go in slices, where the engine's prefix cache finds them again; off: whole
+    theta: Fraction = 0.8  # share of a TPOT target that priority work may be brought to, to begin with
+    theta_min: Fraction = 0.5  # what was measured moves it between these
+    theta_max: Fraction = 0.9
+    ttft_guard_fraction: Fraction = 0.25  # of a TTFT target, what prompts of lower lanes in an engine may take
+    strict_tpot_factor: Annotated[float, Meta(ge=1.0, le=10.0)] = 1.05  # the same for tokens of STRICT isolation
+    headroom_window_s: Annotated[float, Meta(ge=0.1, le=60.0)] = 2.0  # lower lanes leave room for what comes in this
+    headroom_z: Annotated[float, Meta(ge=0.0, le=10.0)] = 2.33  # spreads beyond the mean; 0: nothing is learned
     steal_ttft_share: Fraction = 0.25  # a job waits for its home's worker at most this part of its TTFT target
     preemptions_max: Count = 2  # times that a running lower-lane job may yield to priority; 0: never
     preempt_done_max: Fraction = 0.8  # a job with more of its predicted output runs on

@@ -10,6 +10,7 @@ from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
 from laneway.core.lanes import Lane
 from laneway.policy.lengths import LengthBook
+from laneway.workers.budget import Budget
 from laneway.workers.checkpointing import Checkpointing
 from laneway.workers.claims import Claims
 from laneway.workers.dead_letters import DeadLetters
@@ -43,3 +44,4 @@ class Bench(Struct, frozen=True):
     hot_prefixes: HotPrefixes
     reparking: Reparking
     single_flight: Callable[[], bool]  # whether identical deterministic jobs share a sequence now
+    budget: Budget

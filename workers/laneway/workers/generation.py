@@ -5,14 +5,17 @@ Knows the engine and the task, but neither doors nor records.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from laneway.core.job import LaneJob, Result, Usage
 from laneway.core.lanes import FinishReason
 from laneway.policy.single_flight import flight_key
 from laneway.workers import metrics
 from laneway.workers.bench import Bench
 from laneway.workers.engine_requests import request_of
-from laneway.workers.engines.protocol import SequenceStep
+from laneway.workers.engines.protocol import EngineRequest, SequenceStep
 from laneway.workers.outcomes import Kind, Outcome, Spans
+from laneway.workers.prewarm import Entry
 from laneway.workers.resume import Continue, Rerun
 from laneway.workers.sequences import EngineDown, Flight, LiveSequence, SequenceOwner
 from laneway.workers.transcript import Transcript
@@ -26,6 +29,7 @@ class Generation:
         self._job = job
         self._owner = owner
         self._sequence: LiveSequence | None = None
+        self._entry: Entry | None = None  # from when it asks for the engine
         self._replayed = 0  # tokens taken over from an earlier attempt
         self._expected: tuple[int, ...] = ()  # of a rerun: what an earlier attempt delivered
         self.transcript = Transcript(bench.token_bytes, job.task)
@@ -33,7 +37,8 @@ class Generation:
 
     @property
     def submitted(self) -> bool:
-        return self._sequence is not None
+        """Whether it asked for the engine, which may take its prompt in slices."""
+        return self._entry is not None
 
     @property
     def joined(self) -> bool:
@@ -48,19 +53,31 @@ class Generation:
     def submit(self, plan: Continue | Rerun) -> Outcome | None:
         """Asks the engine for what is still to come; the outcome where there is no engine."""
         done = plan.prefix.ids if isinstance(plan, Continue) else ()
-        self.spans.submitted_s = self._bench.clock.monotonic()
-        job = self._job
+        now_s = self.spans.submitted_s = self._bench.clock.monotonic()
+        job, sequences = self._job, self._bench.sequences
+        request = request_of(0, job.task, job.record.contract.lane, done)
+        flight = self._flight(plan)
+        self._entry = entry = self._bench.budget.enter(
+            self._owner, job, request, lambda: self._submit_whole(request, flight)
+        )
         try:
-            self._sequence = self._bench.sequences.submit(
-                self._owner,
-                lambda request_id: request_of(request_id, job.task, job.record.contract.lane, done),
-                self._flight(plan),
-            )
+            if flight is not None and sequences.joinable(flight):
+                entry.whole(now_s)
+            else:
+                entry.advance(now_s)
         except EngineDown:
             return Outcome(Kind.ENGINE_LOST, message="the engine is down")
+        return None if sequences.ready else Outcome(Kind.ENGINE_LOST, message="the engine is down")
+
+    def _submit_whole(self, request: EngineRequest, flight: Flight | None) -> None:
+        """The real request, once its entry may. Raises EngineDown."""
+        assert self._entry is not None
+        self._sequence = self._bench.sequences.submit(
+            self._owner, lambda request_id: replace(request, id=request_id), flight
+        )
         if self._sequence.joined:
-            metrics.SHARED.labels(self._bench.pool.name, job.record.contract.lane.value).inc()
-        return None
+            self._entry.joined()
+            metrics.SHARED.labels(self._bench.pool.name, self._job.record.contract.lane.value).inc()
 
     def _flight(self, plan: Continue | Rerun) -> Flight | None:
         job, bench = self._job, self._bench
@@ -72,17 +89,24 @@ class Generation:
 
     async def discard(self) -> None:
         """Forgets a sequence that began too early, with its output; returns when the engine is rid of it."""
-        assert self._sequence is not None, "there is one"
-        await self._bench.sequences.discard(self._sequence)
-        self._sequence, self.spans = None, Spans()
+        assert self._entry is not None, "there is one"
+        self._entry.cancel()
+        if self._sequence is not None:
+            await self._bench.sequences.discard(self._sequence)
+        await self._entry.gone()
+        self._entry, self._sequence, self.spans = None, None, Spans()
         self.transcript = Transcript(self._bench.token_bytes, self._job.task)
 
     def abort(self) -> None:
+        if self._entry is not None:
+            self._entry.cancel()
         if self._sequence is not None:
             self._bench.sequences.abort(self._sequence)
 
     async def gone(self) -> None:
-        """Returns when the engine is rid of the sequence."""
+        """Returns when the engine is rid of the sequence, and of slices of its prompt."""
+        if self._entry is not None:
+            await self._entry.gone()
         if self._sequence is not None:
             await self._sequence.gone()
 
@@ -110,6 +134,7 @@ class Generation:
                 spans.first_s, spans.first_wall_s = now_s, self._bench.clock.now()
             spans.last_s = now_s
             transcript.take(step)
+            self._entry_took(step, now_s)
             if self._expected and not self._as_expected():
                 message = "interrupted, and the answer could not be computed again as it was delivered"
                 return Outcome(Kind.NOT_RESUMABLE, message=message)
@@ -122,6 +147,12 @@ class Generation:
         if step.finish is FinishReason.CANCELLED:
             return Outcome(Kind.ENGINE_LOST, message="the engine ended the sequence by itself")
         return self._finished(step.finish)
+
+    def _entry_took(self, step: SequenceStep, now_s: float) -> None:
+        assert self._entry is not None, "tokens come of what was asked for"
+        self._entry.took(step, now_s)
+        if self._entry.slices:  # what these put into the cache was not there before
+            self.transcript.cached_tokens = self._entry.found_tokens
 
     def _as_expected(self) -> bool:
         """Whether a rerun gives what was delivered before."""
@@ -152,7 +183,9 @@ class Generation:
             metrics.TOKENS.labels(bench.pool.name, lane).inc(made)
             return
         uncached = len(self._job.task.prompt_ids) + self._replayed - transcript.cached_tokens
-        bench.rates.prefilled(uncached, spans.prefill_s)
+        if self._entry is not None:  # else earlier attempts had computed all of it
+            bench.rates.prefilled(uncached, self._entry.engine_s)
+            bench.budget.learn(self._entry, (*self._job.task.prompt_ids, *transcript.ids))
         bench.rates.decoded(made - 1, spans.decode_s)
         bench.rates.finished(made, bench.clock.monotonic() - began_s)
         metrics.TOKENS.labels(bench.pool.name, lane).inc(made)

@@ -29,6 +29,13 @@ SHARED = metrics.counter(
     "laneway_worker_shared_total", "Jobs that joined the sequence of an identical one", ["pool", "lane"]
 )
 DROPPED = metrics.counter("laneway_worker_messages_dropped_total", "Token messages that could not be sent", ["pool"])
+SLICES = metrics.counter(
+    "laneway_worker_prompt_slices_total", "Slices of long prompts sent ahead of them", ["pool", "lane"]
+)
+GATE_CLOSED = metrics.counter(
+    "laneway_worker_gate_closed_total", "Times that no lower-lane job could start any more, by what was in the way",
+    ["pool", "reason"],
+)  # fmt: skip
 RESUMED = metrics.counter(
     "laneway_worker_resumed_tokens", "Tokens that earlier attempts had computed and this worker went on from",
     ["pool", "lane"],
@@ -57,6 +64,10 @@ class Live(Protocol):
 
     def slots(self) -> int: ...
 
+    def interference(self) -> Mapping[str, float]:
+        """Credit in tokens, theta, and the share of a step's prompt that priority takes."""
+        ...
+
 
 @contextmanager
 def gauges(pool: str, live: Live) -> Iterator[None]:
@@ -79,6 +90,12 @@ def gauges(pool: str, live: Live) -> Iterator[None]:
             ("laneway_worker_kv_capacity_tokens", "KV of the engine", ("pool",), lambda: one(live.kv_tokens()[1])),
             ("laneway_worker_capacity_slots", "Sequences that the engine can hold", ("pool",),
              lambda: one(live.slots())),
+            ("laneway_worker_credit_tokens", "Prompt tokens that lower lanes may submit now; below 0: debt", ("pool",),
+             lambda: one(live.interference()["credit"])),
+            ("laneway_worker_theta_ratio", "Share of TPOT targets that priority work may be brought to", ("pool",),
+             lambda: one(live.interference()["theta"])),
+            ("laneway_worker_priority_prefill_ratio", "Share of steps' prompt tokens that priority takes", ("pool",),
+             lambda: one(live.interference()["phi_priority"])),
         ):  # fmt: skip
             stack.enter_context(metrics.live_gauge(name, text, labels, read))
         yield

@@ -42,6 +42,18 @@ class SequenceOwner(Protocol):
         ...
 
 
+class Watcher(Protocol):
+    """Who looks at the engine as a whole. Calls are short and synchronous."""
+
+    def stepped(self, stats: EngineStats, now_s: float) -> None:
+        """The engine made a step, whose output is passed on after this."""
+        ...
+
+    def closed(self, reason: str) -> None:
+        """The engine died; the owners of its sequences were told."""
+        ...
+
+
 class EngineDown(Exception):
     """There is no engine to submit to now."""
 
@@ -130,6 +142,7 @@ class Sequences:
         self.followers_max = 0  # parts that may be in others' sequences at once
         self._rest: tuple[Sequence[SequenceStep], float] | None = None  # of the present step, with its time
         self.on_lost: Callable[[str], None] = lambda reason: None  # who restarts the engine
+        self.watcher: Watcher | None = None
 
     def __len__(self) -> int:
         return len(self._live)
@@ -163,6 +176,10 @@ class Sequences:
         if flight is not None:
             self._shared[flight.key] = work
         return part
+
+    def joinable(self, flight: Flight) -> bool:
+        """Whether a submission of this flight would have part in a sequence that is there."""
+        return self._joinable(flight) is not None
 
     @property
     def followers(self) -> int:
@@ -222,6 +239,8 @@ class Sequences:
         """First outputs leave at once, before anything else of the step is looked at: they are waited for most."""
         self._take_rest()
         now_s = self._clock.monotonic()
+        if self.watcher is not None:
+            self.watcher.stepped(stats, now_s)
         live = self._live
         rest: list[SequenceStep] = []
         first: list[SequenceStep] = []
@@ -279,6 +298,8 @@ class Sequences:
         for part in [part for work in lost for part in work.parts]:
             part.end()
             part.owner.on_engine_lost(reason)
+        if self.watcher is not None:
+            self.watcher.closed(reason)
         self.on_lost(reason)
 
 

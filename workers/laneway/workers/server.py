@@ -73,6 +73,7 @@ def options_of(settings: Settings, random: Random = SYSTEM_RANDOM) -> WorkerOpti
         policy=settings.policy,
         ack_wait_s=settings.nats.ack_wait_s,
         slots=settings.worker.slots,
+        prefix_cache=settings.engine_options_of(pool.name).prefix_cache,
         pull_fallback_s=settings.worker.pull_fallback_s,
         step_timeout_s=settings.worker.step_timeout_s,
         retention_s=settings.nats.retention_s,

@@ -43,6 +43,7 @@ from laneway.runtime.references import References
 from laneway.runtime.settings import PolicySettings
 from laneway.workers import metrics
 from laneway.workers.bench import Bench
+from laneway.workers.budget import Budget
 from laneway.workers.checkpointing import Checkpointing
 from laneway.workers.claims import Claims
 from laneway.workers.control import Control
@@ -52,7 +53,6 @@ from laneway.workers.emitter import Emitter
 from laneway.workers.endings import Endings
 from laneway.workers.engine_keeper import EngineKeeper
 from laneway.workers.engines.protocol import Engine
-from laneway.workers.floor import PlainGate
 from laneway.workers.homes import Homes, retired_homes
 from laneway.workers.hot_prefixes import HotPrefixes
 from laneway.workers.ledger import Seats
@@ -83,6 +83,7 @@ class WorkerOptions(Struct, frozen=True):
     ack_wait_s: Mapping[Lane, float]
     policy: PolicySettings = PolicySettings()  # until a plan says otherwise
     slots: int = 0  # fewer than the engine has; 0: all
+    prefix_cache: bool = True  # the engine keeps what prompts have in common, if it can
     pull_fallback_s: float = 0.25
     step_timeout_s: float = 30.0
     retention_s: float = 86_400.0
@@ -116,6 +117,9 @@ class Worker:
         self.emitter = Emitter(bus.post, me)
         self._dropped = 0  # token messages, as the metric has them
         self.sequences = Sequences(clock, self._look_at_lease, self._stepped)
+        reuses = options.prefix_cache and options.pool.capabilities.prefix_cache
+        self.budget = Budget(options.pool, self.policy, clock, self.sequences, prefix_cache=reuses)
+        self.sequences.watcher = self.budget
         self.engine = EngineKeeper(make_engine, self.sequences, clock, self._engine_changed)
         records = RecordStore(bus, retention_s=options.retention_s, clock=clock, random=random)
         retries = Retries(clock, random, RetryParams.of_worker(options.slots or options.pool.slots))
@@ -145,6 +149,7 @@ class Worker:
             hot_prefixes=HotPrefixes(),
             reparking=Reparking(LaneStore(bus, region), options.pool, self._fresh_plan, clock, self._floor),
             single_flight=lambda: self.policy.settings.single_flight,
+            budget=self.budget,
         )
         self._tasks = asyncio.TaskGroup()
         self.seats: Seats | None = None
@@ -210,6 +215,7 @@ class Worker:
         self.sequences.followers_max = seats.slots
         params = self.policy.derive(lambda values: pull_params(values, options.slots or options.pool.slots))
         runs = self.runs = Runs(self._bench, seats, self._disposal, self._references, self._spawn, self._run_left)
+        self.budget.started(capacity, seats, runs.lower_prefills)
         async with contextlib.AsyncExitStack() as stack:
             sources = await stack.enter_async_context(await self._sources())
             yielding = self.yielding = self._yielding(runs, seats)
@@ -217,7 +223,7 @@ class Worker:
                 sources,
                 seats,
                 runs,
-                PlainGate(runs.lower_prefills, params),
+                self.budget,
                 params,
                 self._clock,
                 ack_wait_s=options.ack_wait_s,
@@ -226,6 +232,7 @@ class Worker:
                 engine_steps=self._engine_steps,
                 relief=yielding,
                 overload=self.policy.derive(overload_params),
+                tpot_p95_s=lambda: self.budget.priority_tpot_p95_s,
             )
             await stack.enter_async_context(Bell(self._bus, options.region, options.pool.name, pulls.ring))
             self._control = Control(
@@ -283,6 +290,7 @@ class Worker:
                 for run in runs:
                     run.check_doors(now_s, self._control.heard_s)
             self._look_at_lease()
+            self.budget.pump()
             self.checkpointing.look(now_s)
             self._check_engine(now_s)
             self._count_dropped()
@@ -317,6 +325,7 @@ class Worker:
         return self.sequences.stats().steps
 
     def _stepped(self) -> None:
+        self.budget.pump()
         self.emitter.flush()
         self.checkpointing.write_due()
         if self.seats is not None:
@@ -431,6 +440,11 @@ class Worker:
             process_id=os.getpid(),
             hot_prefixes=self._bench.hot_prefixes.top(),
             block_tokens=seats.block_tokens if seats is not None else 0,
+            step_times=self.budget.step_times,
+            lower_tokens_per_s=self.budget.lower_tokens_per_s,
+            priority_tpot_p95_s=self.budget.priority_tpot_p95_s,
+            theta=self.budget.theta,
+            lower_places=self.budget.lower_places() if state is WorkerState.READY else 0,
             home=self.pulls.home if self.pulls is not None else "",
         )
 
@@ -443,6 +457,9 @@ class Worker:
 
     def kv_tokens(self) -> tuple[int, int]:
         return (self.seats.kv_tokens_used, self.seats.kv_tokens) if self.seats is not None else (0, 0)
+
+    def interference(self) -> Mapping[str, float]:
+        return self.budget.seen()
 
     def slots(self) -> int:
         return self.seats.slots if self.seats is not None else 0
