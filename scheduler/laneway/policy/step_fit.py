@@ -42,7 +42,7 @@ SEQUENCES_UNIT = 16.0
 CONTEXT_UNIT = 8192.0
 PREFILL_UNIT = 128.0
 PLAIN_STEPS = 10  # the first steps are taken as they are: the prior may be far off
-DEVIATIONS_MAX = 3.0
+DEVIATIONS_CAP = 3.0
 DEVIATION_MIN = 0.05  # of what is expected
 DEVIATION_WEIGHT = 0.05
 RATIO_WEIGHT = 0.05
@@ -172,7 +172,7 @@ class _Spread:
         if self._count <= PLAIN_STEPS:
             self._deviation_s += (off_s - self._deviation_s) / self._count
             return length_s
-        limit_s = DEVIATIONS_MAX * max(self._deviation_s, DEVIATION_MIN * expected_s)
+        limit_s = DEVIATIONS_CAP * max(self._deviation_s, DEVIATION_MIN * expected_s)
         self._deviation_s += DEVIATION_WEIGHT * (min(off_s, limit_s) - self._deviation_s)
         return min(max(length_s, expected_s - limit_s), expected_s + limit_s)
 
