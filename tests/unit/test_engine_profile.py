@@ -102,7 +102,8 @@ def measured(tmp_path: Path) -> str:
 
 
 def openvino(**changes: Any) -> ModelSettings:
-    return ModelSettings(**{"name": "chat", "kv_tokens": 4096, "context_length": 2048, "slots": 8, **changes})
+    values: dict[str, Any] = {"name": "chat", "kv_tokens": 4096, "context_length": 2048, "slots": 8}
+    return ModelSettings(**(values | changes))
 
 
 def test_a_pool_begins_with_what_its_profile_measured(measured: str):

@@ -4,7 +4,8 @@ Formula. As in `step_fit`: t = base + sequence x b + context_token x K + prefill
 `context_token` are the least squares of steps without prompt tokens, `prefill_token` that of what steps beside decoding
 took longer for their prompt tokens; of steps that only prefill where there are no others. Both of *relative* errors
 (each step's row is divided by its length), since a tenth too much matters as much in a step of 5 ms as in one of
-50 ms. No coefficient is negative: of all ways to leave some out, the best without a negative one.
+50 ms. No coefficient is negative: of all ways to leave some out, the best without a negative one. Steps that are more
+than three typical deviations off are then left out as hiccups of the host, and the rest is fitted again.
 
 Times in seconds. Complexity: O(steps), and eight systems of at most 3 x 3. The order of steps changes nothing but
 rounding. Failure mode: costs that are not linear (kernels of very small batches, attention of very long contexts) are
@@ -15,24 +16,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
+from statistics import median
+
+from msgspec.structs import replace
 
 from laneway.core.fleet import StepTimes
 from laneway.policy.step_fit import StepSeen
 
+DEVIATIONS = 4.5  # times the median error: three standard deviations
+DEVIATION_MIN = 0.1  # costs are not quite linear: what is off by less is no hiccup
 SINGULAR = 1e-12  # of the diagonal: what steps of one kind only say nothing about
 
 
 def fit_steps(steps: Iterable[StepSeen], chunk_tokens: int = 0) -> StepTimes:
     """All coefficients 0 where no step says anything."""
     seen = [step for step in steps if step.length_s > 0.0]
-    decode = [step for step in seen if step.sequences and not step.prompt_tokens]
-    base_s, sequence_s, context_token_s = _non_negative(
-        [((1.0, float(step.sequences), float(step.context_tokens)), step.length_s) for step in decode]
-    )
-    times = StepTimes(base_s, sequence_s, context_token_s, 0.0, chunk_tokens)
+    plain = [step for step in seen if step.sequences and not step.prompt_tokens]
+    times = _decode_of(plain, StepTimes(chunk_tokens=chunk_tokens))
+    times = _decode_of(_calm(plain, times), times)
     mixed = [step for step in seen if step.sequences and step.prompt_tokens]
-    alone = [step for step in seen if step.prompt_tokens and not step.sequences]
-    return StepTimes(base_s, sequence_s, context_token_s, _prefill_s(mixed or alone, times), chunk_tokens)
+    prefill = mixed or [step for step in seen if step.prompt_tokens]
+    times = _prefill_of(prefill, times)
+    return _prefill_of(_calm(prefill, times), times)
 
 
 def relative_errors(steps: Iterable[StepSeen], times: StepTimes) -> list[float]:
@@ -44,14 +49,27 @@ def relative_errors(steps: Iterable[StepSeen], times: StepTimes) -> list[float]:
     ]
 
 
-def _prefill_s(steps: Sequence[StepSeen], times: StepTimes) -> float:
+def _calm(steps: Sequence[StepSeen], times: StepTimes) -> list[StepSeen]:
+    off = [abs(error) for error in relative_errors(steps, times)]
+    limit = max(DEVIATION_MIN, DEVIATIONS * median(off)) if off else 0.0
+    return [step for step, error in zip(steps, off, strict=True) if error <= limit]
+
+
+def _decode_of(steps: Sequence[StepSeen], times: StepTimes) -> StepTimes:
+    base_s, sequence_s, context_token_s = _non_negative(
+        [((1.0, float(step.sequences), float(step.context_tokens)), step.length_s) for step in steps]
+    )
+    return replace(times, base_s=base_s, sequence_s=sequence_s, context_token_s=context_token_s)
+
+
+def _prefill_of(steps: Sequence[StepSeen], times: StepTimes) -> StepTimes:
     """Seconds for each prompt token, beyond what the step would take without any."""
     num = den = 0.0
     for step in steps:
         tokens = step.prompt_tokens / step.length_s
         num += tokens * (step.length_s - times.decode_s(step.sequences, step.context_tokens)) / step.length_s
         den += tokens * tokens
-    return max(0.0, num / den) if den else 0.0
+    return replace(times, prefill_token_s=max(0.0, num / den) if den else 0.0)
 
 
 def _non_negative(rows: Sequence[tuple[tuple[float, float, float], float]]) -> tuple[float, float, float]:

@@ -185,11 +185,11 @@ def _steps_of(profile: EngineProfile) -> Iterator[StepSeen]:
         for context, ms in zip(decode.context, row, strict=True):
             if batch * context <= profile.kv_capacity_tokens:
                 yield StepSeen(ms / 1e3, batch, batch * context, 0)
-    prefill, full = profile.prefill, profile.full_tokens
-    full_ms = dict(zip(prefill.new_tokens, prefill.ms, strict=True)).get(full, prefill.ms[-1])
-    for tokens, ms in zip(prefill.new_tokens, prefill.ms, strict=True):
-        if tokens <= full:
-            extra_ms = min(ms, full_ms * tokens / full)
-            yield StepSeen(
-                (decode.ms[0][0] + extra_ms) / 1e3, decode.batch[0], decode.batch[0] * decode.context[0], tokens
-            )
+    prefill = profile.prefill
+    upto = [
+        (tokens, ms) for tokens, ms in zip(prefill.new_tokens, prefill.ms, strict=True) if tokens <= profile.full_tokens
+    ]
+    full, full_ms = upto[-1] if upto else (prefill.new_tokens[0], prefill.ms[0])
+    for tokens, ms in upto:
+        extra_ms = min(ms, full_ms * tokens / full)
+        yield StepSeen((decode.ms[0][0] + extra_ms) / 1e3, decode.batch[0], decode.batch[0] * decode.context[0], tokens)
