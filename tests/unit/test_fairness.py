@@ -176,9 +176,9 @@ def test_a_skewed_mix_is_shared_evenly_though_predictions_are_wrong(seed: int) -
     size = {"many": 1.0, "long": 8.0, "wrong": 1.0, "small": 0.3, "plain": 1.0}
 
     def fill() -> None:
-        for tenant in size:
+        for tenant, scale in size.items():
             for _ in range((20 if tenant == "many" else 10) - len(_queued(index, tenant))):
-                cost = max(1, int(200 * size[tenant] * rng.uniform(0.5, 1.5)))
+                cost = max(1, int(200 * scale * rng.uniform(0.5, 1.5)))
                 index.add(park(f"{tenant}{next(number):06}", tenant, cost_ms=cost), now_ms=0)
 
     now = 0.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laneway.policy.holding import NO_HOLD, SLOTS_MAX, HoldParams, hold_now, plan_holds
+from laneway.policy.holding import SLOTS_MAX, Hold, HoldParams, hold_now, plan_holds
 
 PARAMS = HoldParams()
 NOW_S = 6_000.0
@@ -29,7 +29,9 @@ def test_work_with_slack_waits_for_the_trough() -> None:
 def test_work_is_held_for_half_of_its_slack_at_most() -> None:
     plan = planned([(NOW_S + 58 * 60, 50.0)])
     assert all(part.start_s <= NOW_S + 29 * 60 for part in plan.portions)
-    assert plan.open_device_s == pytest.approx(6.0), "the peak leaves 0.1 worker for a minute now, and no slot is better"
+    assert plan.open_device_s == pytest.approx(6.0), (
+        "the peak leaves 0.1 worker for a minute now, and no slot is better"
+    )
 
 
 def test_a_trough_takes_what_it_has_room_for_and_the_rest_goes_elsewhere() -> None:
@@ -49,11 +51,11 @@ def test_what_fits_nowhere_is_not_held() -> None:
 def test_a_slots_work_is_spread_over_its_minute_and_a_moment_as_good_takes_all() -> None:
     plan = planned([(NOW_S + 7_300, 60.0)])
     at = plan.portions[0].start_s
-    now = dict(released_device_s=0.0, price_now=0.8, in_use=0.9)
+    now = {"released_device_s": 0.0, "price_now": 0.8, "in_use": 0.9}
     assert hold_now(plan, now_s=NOW_S, **now).device_s == 0.0
     assert hold_now(plan, now_s=at + 30, **now).device_s == pytest.approx(30.0)
     assert hold_now(plan, now_s=at + 30, **(now | {"released_device_s": 25.0})).device_s == pytest.approx(5.0)
-    assert hold_now(plan, now_s=at + 60, **now) == NO_HOLD.__class__(price=0.8)
+    assert hold_now(plan, now_s=at + 60, **now) == Hold(price=0.8, low=True)
     assert not hold_now(plan, now_s=NOW_S, **(now | {"price_now": 0.14})).holds, "0.05 above the trough is as good"
 
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from laneway.core.fleet import LanePlan, PoolPlan
+from laneway.core.fleet import LanePlan, PoolPlan, WorkerLease, WorkerState
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.core.subjects import ParkSubject
 from laneway.policy.fairness import FairParams, Ledger
+from laneway.policy.holding import Hold
 from laneway.policy.parked import COALESCE_MS, STALE_MIN, WAKE_MAX, ParkIndex
 from laneway.policy.release import (
     FIRE_GUARD_S,
@@ -153,6 +155,53 @@ def test_why_a_job_is_held() -> None:
     assert why_held(job, Room("p", 1, 0, workers=1), awake=True, now_s=NOW_S) is HoldReason.OTHERS_FIRST
     assert why_held(job, busy, awake=True, now_s=NOW_S, paused=frozenset({Lane.DEFERRABLE})) is HoldReason.LANE_PAUSED
     assert why_held(park("k", not_before_s=NOW_S + 1), busy, awake=False, now_s=NOW_S) is HoldReason.NOT_BEFORE
+
+
+def test_held_work_goes_as_far_as_its_plan_allows_and_urgent_work_whatever_it_says() -> None:
+    jobs = [park("urgent", NOW_S + 10), *(park(f"j{i}", FAR_S + i, cost_ms=500) for i in range(9))]
+    out = choose(
+        ParkIndex(jobs, now_ms=int(NOW_S * 1000)), Room("p", 9, 0), Ledger(), now_s=NOW_S, hold=Hold(1.2, 0.7, low=True)
+    )
+    assert [(r.park.job, r.reason) for r in out] == [
+        ("urgent", ReleaseReason.IDLE_CAPACITY), *((f"j{i}", ReleaseReason.PRICE_LOW) for i in range(3)),
+    ]  # fmt: skip
+    room = Room("p", 5, 0, workers=1)
+    assert why_held(jobs[4], room, awake=True, now_s=NOW_S, hold=Hold(0.0)) is HoldReason.HELD_FOR_TROUGH
+    assert (
+        why_held(jobs[4], Room("p", 0, 0, workers=1), awake=True, now_s=NOW_S, hold=Hold(0.0)) is HoldReason.POOL_BUSY
+    )
+
+
+def test_who_waited_for_others_is_told_so() -> None:
+    jobs = [park(f"j{i}", FAR_S + i) for i in range(3)]
+    index = ParkIndex(jobs, now_ms=int(NOW_S * 1000))
+    out = choose(index, Room("p", 3, 0), Ledger(), now_s=NOW_S, coalesced={"j0", "j1"})
+    assert [r.reason for r in out] == [ReleaseReason.COALESCED] * 2 + [ReleaseReason.IDLE_CAPACITY]
+    assert (
+        why_held(jobs[0], Room("p", 0, 0, workers=1), awake=False, now_s=NOW_S, gathers=True) is HoldReason.COALESCING
+    )
+
+
+def lower_lease(name: str, places: int, theta: float = 0.8) -> WorkerLease:
+    return WorkerLease(name, name, "p", "simulated", WorkerState.READY, slots=8, lower_places=places, theta=theta)
+
+
+def test_room_is_what_the_workers_budgets_and_the_headroom_leave() -> None:
+    plan = PoolPlan("p", workers=2, slots=16, free_slots=12, service_s=2.0)
+    assert room_of(plan, PARAMS).idle == 12
+    assert room_of(replace(plan, reserved_slots=3), PARAMS).idle == 9
+    assert room_of(plan, PARAMS, leases=[lower_lease("a", 1), lower_lease("b", 4)]).idle == 5
+    assert room_of(plan, PARAMS, leases=[lower_lease("a", 0), lower_lease("b", 0)]).idle == 0
+    old = [lower_lease("a", 1), lower_lease("b", 0, theta=0.0)]
+    assert room_of(plan, PARAMS, leases=old).idle == 12, "a worker that does not say is not taken for full"
+
+
+def test_what_waits_ready_is_counted_in_the_tokens_that_budgets_leave() -> None:
+    plan = PoolPlan("p", workers=2, slots=16, free_slots=0, service_s=2.0, lower_tokens_per_s=1_000.0)
+    assert room_of(plan, PARAMS).queue == 16
+    assert room_of(plan, PARAMS, prompt_tokens=400.0).queue == 5, "2,000 tokens in two seconds"
+    assert room_of(plan, PARAMS, prompt_tokens=50_000.0).queue == 2, "one for each worker at least"
+    assert room_of(replace(plan, lower_tokens_per_s=0.0), PARAMS, prompt_tokens=400.0).queue == 16
 
 
 jobs_of_any_kind = st.lists(

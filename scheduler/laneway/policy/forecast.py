@@ -56,6 +56,8 @@ class Series:
         self._known = level > 0.0
         self._history = array("d", [-1.0]) * WEEK_SLOTS
         self._written = array("q", [-1]) * WEEK_SLOTS  # slot number of each entry
+        self._means = array("d", [0.0]) * WEEK_SLOTS  # of the minutes around each
+        self._meant = array("q", [-1]) * WEEK_SLOTS
         self._ratios: deque[float] = deque(maxlen=RATIOS)
         self._off = 0  # slots in a row that speak for the other state
         self._last = -1
@@ -76,19 +78,26 @@ class Series:
             self.level, self._known = actual, True
         self._history[slot % WEEK_SLOTS] = actual
         self._written[slot % WEEK_SLOTS] = slot
+        for each in (slot - 2, slot - 1, slot):
+            self._smooth(each)
         self._last = slot
 
+    def _smooth(self, slot: int) -> None:
+        """The mean of five minutes around one: one minute of yesterday is mostly noise."""
+        seen = [
+            self._history[each % WEEK_SLOTS]
+            for each in range(slot - 2, slot + 3)
+            if each >= 0 and self._written[each % WEEK_SLOTS] == each
+        ]
+        if len(seen) >= 3:
+            self._means[slot % WEEK_SLOTS] = sum(seen) / len(seen)
+            self._meant[slot % WEEK_SLOTS] = slot
+
     def _season(self, slot: int) -> float | None:
-        for back in (WEEK_SLOTS, DAY_SLOTS):
-            # Means over five minutes: one minute of yesterday is mostly noise.
-            seen = [
-                self._history[each % WEEK_SLOTS]
-                for each in range(slot - back - 2, slot - back + 3)
-                if each >= 0 and self._written[each % WEEK_SLOTS] == each
-            ]
-            if len(seen) >= 3:
-                return sum(seen) / len(seen)
-        return None
+        week, day = slot - WEEK_SLOTS, slot - DAY_SLOTS
+        if self._meant[week % WEEK_SLOTS] == week:
+            return self._means[week % WEEK_SLOTS]
+        return self._means[day % WEEK_SLOTS] if self._meant[day % WEEK_SLOTS] == day else None
 
     def seasonal(self, slot: int) -> bool:
         return self._season(slot) is not None
@@ -96,12 +105,18 @@ class Series:
     def expected(self, slot: int) -> float:
         """The mean of that minute."""
         season = self._season(slot)
-        if season is None or self.broken:
-            return self.level
+        return self.level if season is None or self.broken else season * self._scale()
+
+    def coming(self, first: int, slots: int) -> list[float]:
+        """The means of so many minutes, without those that have no season; none while the forecast is broken."""
+        seasons = [self._season(slot) for slot in range(first, first + slots)]
+        scale = self._scale()
+        return [] if self.broken else [each * scale for each in seasons if each is not None]
+
+    def _scale(self) -> float:
+        """How the present level compares with the season of now."""
         now = self._season(self._last)
-        if now is None or now <= 0.0:
-            return season
-        return season * min(2.0, max(0.5, self.level / now))
+        return 1.0 if now is None or now <= 0.0 else min(2.0, max(0.5, self.level / now))
 
     def quantile(self, q: float, burstiness: float) -> float:
         """What a forecast is multiplied by for the q-quantile of that minute."""
@@ -212,8 +227,8 @@ class PoolForecast:
 
     def coming(self, slots: int, places_of_worker: int, q: float = 0.8) -> Sequence[float]:
         """Priority demand of the next minutes in workers, the q-quantile; empty without a season, or broken."""
-        last = self._slot + min(slots, DAY_SLOTS) - 1
-        if self.broken or not (self.jobs.seasonal(self._slot) and self.jobs.seasonal(last)):
+        coming = () if self.broken else self.jobs.coming(self._slot, min(slots, DAY_SLOTS))
+        if len(coming) < min(slots, DAY_SLOTS):
             return ()
         factor = self.jobs.quantile(q, self.burstiness) / max(1, places_of_worker)
-        return [self.jobs.expected(self._slot + i) * factor for i in range(slots)]
+        return [each * factor for each in coming]

@@ -67,6 +67,7 @@ class Hold(Struct, frozen=True):
 
     device_s: float = math.inf
     price: float = 0.0  # of this moment
+    low: bool = False  # it is about as cheap as the slot that was planned for what may go
 
     @property
     def holds(self) -> bool:
@@ -136,4 +137,5 @@ def hold_now(
             share = 1.0
         allowed += part.device_s * share
         waits = waits or share < 1.0
-    return Hold(max(0.0, allowed - released_device_s) if waits else math.inf, price_now)
+    low = bool(plan.portions)
+    return Hold(max(0.0, allowed - released_device_s) if waits else math.inf, price_now, low)

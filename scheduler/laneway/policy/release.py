@@ -169,9 +169,9 @@ def choose(
         reason = ReleaseReason.IDLE_CAPACITY if i < idle else ReleaseReason.READY_SHORT
         if park.job in coalesced:
             reason = ReleaseReason.COALESCED
-        if not urgent and hold.holds:
+        if not urgent:
             left_s -= park.cost_ms / 1000.0
-            reason = ReleaseReason.PRICE_LOW
+            reason = ReleaseReason.PRICE_LOW if hold.low else reason
         chosen.append(Release(park, reason, factor))
     return chosen
 

@@ -31,7 +31,7 @@ class Holds:
             self._plan(pool, index, now_s, params)
         plan = self._plans.get(pool.pool)
         hold = NO_HOLD
-        if plan is not None and plan.portions and pool.slots:
+        if plan is not None and plan.portions and pool.slots and not self._forecasts[pool.pool].broken:
             priority = pool.lane(Lane.PRIORITY)
             hold = hold_now(
                 plan,
@@ -49,11 +49,11 @@ class Holds:
         self._released_s[pool.pool] = 0.0
         self._plans.pop(pool.pool, None)
         forecast = self._forecasts.get(pool.pool)
-        if forecast is None or not pool.workers:
+        demand = index.demand(pool.pool, PARKING_LANES)
+        if forecast is None or not pool.workers or not demand:
             return
         coming = forecast.coming(SLOTS_MAX, max(1, pool.slots // pool.workers))
         if coming:
-            demand = index.demand(pool.pool, PARKING_LANES)
             self._plans[pool.pool] = plan_holds(demand, coming, workers=pool.workers, now_s=now_s, params=params)
 
     def released(self, park: ParkSubject) -> None:
