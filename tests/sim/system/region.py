@@ -30,8 +30,9 @@ from laneway.runtime.settings import (
 )
 from laneway.runtime.tokenizer import load_tokenizer
 from laneway.scheduler.loop import Scheduler
-from laneway.workers.engines.registry import spec_of
+from laneway.workers.engines.registry import EngineSpec, spec_of
 from laneway.workers.engines.simulated import make_core
+from laneway.workers.engines.simulated_inline import InlineEngine
 from laneway.workers.server import options_of
 from laneway.workers.service import Worker
 from tests.sim.memory_nats import LoopClock, MemoryBus, MemoryNats
@@ -135,10 +136,11 @@ class Gate:
 class Region:
     """Everything of one run. `start` makes it, `close` ends it."""
 
-    def __init__(self, seed: int, loop: SimLoop, shape: Shape) -> None:
+    def __init__(self, seed: int, loop: SimLoop, shape: Shape, settings: Settings | None = None) -> None:
+        """`settings`: others than those of the shape."""
         self.seed = seed
         self.shape = shape
-        self.settings = settings_of(shape)
+        self.settings = settings or settings_of(shape)
         self.catalogue = catalogue_of(self.settings)
         self.pool = self.catalogue.pools[0]
         self.clock = LoopClock(START_S)
@@ -235,9 +237,8 @@ class Region:
         options = options_of(named, life.random)
         spec = spec_of(self.pool, self.settings.engine_options_of(self.pool.name))
 
-        def engine() -> WatchedEngine:
-            core = make_core(spec.capacity, frozenset(spec.eos_ids), spec.options)
-            return WatchedEngine(core, spec.capabilities, options.worker_id, self.engines, life.random)
+        def engine() -> InlineEngine:
+            return self.engine_of(spec, options.worker_id, life)
 
         bus = await life.connect(options.worker_id)
         token_bytes = load_tokenizer(self.pool.tokenizer).token_bytes
@@ -247,6 +248,10 @@ class Region:
             host.part = worker
 
         await worker.run(life.stop, ready)
+
+    def engine_of(self, spec: EngineSpec, worker_id: str, life: Incarnation) -> InlineEngine:
+        core = make_core(spec.capacity, frozenset(spec.eos_ids), spec.options)
+        return WatchedEngine(core, spec.capabilities, worker_id, self.engines, life.random)
 
     # --- looking on ------------------------------------------------------------------------------------------
 
