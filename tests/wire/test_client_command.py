@@ -187,3 +187,12 @@ async def test_a_session_and_a_route_can_be_named():
         for request in (*door.calls, *door.submitted):
             assert (request.spec.generate.session_id, request.spec.route) == ("tea talk", "faq")
         assert len(door.calls) == len(door.submitted) == 1
+
+
+async def test_strict_isolation_can_be_asked_for():
+    async with serving(Door([lambda request, context: words("Hi")])) as door:
+        assert (await laneway(door, "generate", "Hi", "--isolation", "strict"))[0] == 0
+        assert (await laneway(door, "generate", "Hi"))[0] == 0
+        asked = [request.spec.contract.isolation for request in door.calls]
+        assert asked == [common_pb2.ISOLATION_STRICT, common_pb2.ISOLATION_UNSPECIFIED]
+        assert (await laneway(door, "generate", "Hi", "--isolation", "perfect"))[0] == 2

@@ -163,8 +163,10 @@ class SchedulerService(SchedulerServiceServicer):
         stored = await self._record(request.job_id)
         record, scheduler = stored.record, self._scheduler
         state, now = record.state, None
-        if state is JobState.WAITING and not record.attempt:
-            state, now = self._where(record.job_id)
+        if state is JobState.WAITING:
+            where, now = self._where(record.job_id)
+            # A job that was handed back waits for its message to be delivered again, if it is not parked.
+            state = where if where is JobState.PARKED or not record.attempt else state
         operator = current_caller().role == "operator"
         steps = explain(record, scheduler.decisions.of(record.job_id), now=now, operator=operator)
         return pb.ExplainJobResponse(

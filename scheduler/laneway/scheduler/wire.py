@@ -6,6 +6,7 @@ from laneway.core.catalogue import Pool
 from laneway.core.fleet import PoolPlan, WorkerLease
 from laneway.core.lanes import Lane
 from laneway.runtime.wire.enums import LANE_TO_WIRE
+from laneway.runtime.wire.plans import step_times_to_proto
 from laneway.runtime.wire.times import timestamp_of
 from laneway.scheduler.explain import Explanation
 from laneway.v1 import scheduler_pb2 as pb
@@ -33,6 +34,10 @@ def worker_to_proto(lease: WorkerLease) -> pb.Worker:
         busy_s=lease.busy_s,
         process_id=lease.process_id,
         home=lease.home,
+        lower_tokens_per_s=lease.lower_tokens_per_s,
+        priority_tpot_p95_s=lease.priority_tpot_p95_s,
+        theta=lease.theta,
+        step_times=step_times_to_proto(lease.step_times),
     )
 
 

@@ -1,16 +1,19 @@
-"""`laneway config show`: every setting with its value and where the value came from."""
+"""`laneway config show`: every setting with its value and where the value came from; or what is in force."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 
-from laneway.cli.connect import JsonOption
-from laneway.cli.console import EXIT_USAGE, fail, print_json, print_table
+from laneway.cli import connect
+from laneway.cli.connect import JsonOption, SchedulerOption, TokenOption
+from laneway.cli.console import EXIT_FAILED, EXIT_USAGE, fail, print_json, print_table, run, say
+from laneway.cli.plan_view import policy_lines
 from laneway.cli.serve import ConfigOption, SetOption, flags_of
 from laneway.core.errors import ConfigError
 
@@ -24,9 +27,16 @@ def show(
     prefix: Annotated[str, typer.Argument(help="Only settings whose name begins like this.")] = "",
     config: ConfigOption = None,
     set_: SetOption = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Only [policy], as the region's scheduler publishes it.")
+    ] = False,
     as_json: JsonOption = False,
+    address: SchedulerOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Show each setting, its value, and its origin: flag, environment, file or default."""
+    if live:
+        _show_live(prefix, as_json=as_json, address=address, token_file=token_file)
     import msgspec
 
     from laneway.runtime.settings import load_settings_with_origins
@@ -41,6 +51,33 @@ def show(
         for key, value in _leaves(values)
         if key.startswith(prefix)
     ]
+    _print(found, as_json=as_json)
+
+
+def _show_live(prefix: str, *, as_json: bool, address: str | None, token_file: Path | None) -> NoReturn:
+    async def work() -> None:
+        async with connect.scheduler(address, token_file) as client:
+            plan = await client.get_plan()
+        policy = plan.policy
+        if not policy.version:
+            fail("the scheduler publishes no parameters: each service has its own", EXIT_FAILED)
+        origin = f"version {policy.version}"
+        values = {"policy": json.loads(policy.json)}
+        _print(
+            [
+                {"key": key, "value": value, "origin": origin}
+                for key, value in _leaves(values)
+                if key.startswith(prefix)
+            ],
+            as_json=as_json,
+        )
+        for line in policy_lines(plan)[1:]:
+            say(line)
+
+    run(work)
+
+
+def _print(found: list[dict[str, object]], *, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:

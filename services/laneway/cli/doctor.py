@@ -61,7 +61,10 @@ def doctor(config: ConfigOption = None, set_: SetOption = None, as_json: JsonOpt
         nats = [*check_nats(settings, running)]
         if running is None and all(finding.level is Level.OK for finding in nats):
             nats += check_clock(settings)  # where a stack runs here, NATS has this host's clock
-        findings += [*check_models(settings), *nats, *check_services(settings, running)]
+        services = [*check_services(settings, running)]
+        findings += [*check_models(settings), *nats, *services]
+        if all(finding.level is Level.OK for finding in services):
+            findings += check_policy(settings, running)
     if as_json:
         print_json(findings)
     else:
@@ -195,6 +198,36 @@ def check_services(settings: Settings, running: Endpoint | None) -> Iterator[Fin
     for service, listen in zip(SERVICES, listens, strict=True):
         address = str(getattr(running, service)) if running else listen
         yield _service(service, address, settings.grpc, expected=running is not None)
+
+
+def check_policy(settings: Settings, running: Endpoint | None) -> Iterator[Finding]:
+    """Whether the scheduler that leads goes by its settings as they are now."""
+    import asyncio
+
+    from laneway.client import SchedulerClient
+    from laneway.core.errors import LanewayError
+    from laneway.core.fleet import PolicyVersion
+    from laneway.runtime.tls import client_credentials
+
+    async def published() -> PolicyVersion:
+        address, credentials = (running or settings.scheduler), client_credentials(settings.grpc)
+        target = address.scheduler if isinstance(address, Endpoint) else address.listen
+        async with SchedulerClient(target, credentials=credentials) as client:
+            return (await client.get_plan(timeout_s=HEALTH_S_MAX)).policy
+
+    try:
+        policy = asyncio.run(published())
+    except (ConfigError, LanewayError) as error:  # most likely it asks for a token
+        yield Finding(Level.NOTE, f"the scheduler does not say which parameters are in force: {error}")
+        return
+    if policy.refused:
+        what = f"the scheduler's settings as they are now are not in force: {policy.refused}"
+        yield Finding(Level.BROKEN, what, "correct it; the scheduler looks again by itself")
+    elif policy.version:
+        yield Finding(Level.OK, f"[policy] version {policy.version} is in force")
+    if policy.restart:
+        changed = ", ".join(policy.restart)
+        yield Finding(Level.NOTE, f"settings changed since the scheduler started: {changed}", "restart the scheduler")
 
 
 def _service(service: str, address: str, tls: GrpcSettings, *, expected: bool) -> Finding:

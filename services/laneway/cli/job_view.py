@@ -48,14 +48,18 @@ def verdict_sentence(verdict: Verdict) -> str:
     where = ", ".join(word for word in (f"{verdict.lane} lane", verdict.pool and f"pool {verdict.pool}") if word)
     parts.append(where)
     if verdict.ttft_eta_s is not None:
-        parts.append(f"first token in about {seconds(verdict.ttft_eta_s)}")
+        parts.append(f"first token in about {seconds(verdict.ttft_eta_s)}{_bound(verdict.ttft_bound_s)}")
     if verdict.completion_eta_s is not None:
-        parts.append(f"whole answer in about {seconds(verdict.completion_eta_s)}")
+        parts.append(f"whole answer in about {seconds(verdict.completion_eta_s)}{_bound(verdict.completion_bound_s)}")
     if verdict.hold_until_s:
         parts.append(f"released {moment(verdict.hold_until_s)} at the latest")
     if verdict.retry_after_s is not None:
         parts.append(f"try again in {seconds(verdict.retry_after_s)}")
     return "; ".join(parts)
+
+
+def _bound(bound_s: float | None) -> str:
+    return "" if bound_s is None else f", nine of ten within {seconds(bound_s)}"
 
 
 def ending(state: JobState) -> str:

@@ -11,6 +11,7 @@ import typer
 from laneway.cli import connect
 from laneway.cli.connect import AddressOption, JsonOption, TimeoutOption, TokenOption
 from laneway.cli.console import print_json, print_table, run, say
+from laneway.cli.facts import fact_words
 from laneway.cli.job_view import (
     DUE_OR_ERROR,
     JOB_COLUMNS,
@@ -22,7 +23,7 @@ from laneway.cli.job_view import (
     verdict_sentence,
 )
 from laneway.core.errors import ConfigError
-from laneway.core.lanes import JobState, Lane
+from laneway.core.lanes import Isolation, JobState, Lane
 
 if TYPE_CHECKING:
     from laneway.client import RequestFields
@@ -49,6 +50,10 @@ SessionOption = Annotated[
 RouteOption = Annotated[
     str | None, typer.Option("--route", help="Name of this kind of request; how long its answers get is learned.")
 ]
+IsolationOption = Annotated[
+    Isolation | None,
+    typer.Option("--isolation", help="strict: other lanes slow its tokens by a twentieth at most, where a pool can."),
+]
 KeyOption = Annotated[str | None, typer.Option("--key", help="Idempotency key: the same key names the same job.")]
 
 
@@ -64,6 +69,7 @@ def generate(
     stop: StopOption = None,
     deadline: DeadlineOption = None,
     least_tier: TierOption = None,
+    isolation: IsolationOption = None,
     label: LabelOption = None,
     session: SessionOption = None,
     route: RouteOption = None,
@@ -77,7 +83,7 @@ def generate(
     request = _request(
         prompt, model, system, raw, lane, max_tokens, temperature, seed, stop, deadline, least_tier, label
     )
-    _say_what_it_is_like(request, session, route)
+    _say_what_it_is_like(request, session, route, isolation)
 
     async def work() -> None:
         async with (
@@ -102,6 +108,7 @@ def submit(
     stop: StopOption = None,
     deadline: DeadlineOption = None,
     least_tier: TierOption = None,
+    isolation: IsolationOption = None,
     label: LabelOption = None,
     session: SessionOption = None,
     route: RouteOption = None,
@@ -115,7 +122,7 @@ def submit(
     request = _request(
         prompt, model, system, raw, lane, max_tokens, temperature, seed, stop, deadline, least_tier, label
     )
-    _say_what_it_is_like(request, session, route)
+    _say_what_it_is_like(request, session, route, isolation)
 
     async def work() -> None:
         async with connect.admission(address, token_file) as client:
@@ -138,6 +145,7 @@ def quote(
     max_tokens: MaxTokensOption = None,
     deadline: DeadlineOption = None,
     least_tier: TierOption = None,
+    isolation: IsolationOption = None,
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
     address: AddressOption = None,
@@ -145,6 +153,7 @@ def quote(
 ) -> None:
     """Say what would happen to a request, without running it."""
     request = _request(prompt, model, system, raw, lane, max_tokens, None, None, None, deadline, least_tier, None)
+    _say_what_it_is_like(request, None, None, isolation)
 
     async def work() -> None:
         async with connect.admission(address, token_file) as client:
@@ -155,6 +164,8 @@ def quote(
             print(verdict_sentence(found.verdict))
             print(f"prompt {found.prompt_tokens} tokens, answer up to {found.max_tokens} tokens", end="")
             print(f", cost {found.verdict.cost:g}" if found.verdict.cost else "")
+            if found.verdict.facts:
+                print(f"because: {fact_words(found.verdict.facts)}")
 
     run(work)
 
@@ -271,7 +282,11 @@ def _request(
     return request
 
 
-def _say_what_it_is_like(request: RequestFields, session: str | None, route: str | None) -> None:
+def _say_what_it_is_like(
+    request: RequestFields, session: str | None, route: str | None, isolation: Isolation | None
+) -> None:
+    if isolation:
+        request["isolation"] = isolation
     if session:
         request["session_id"] = session
     if route:

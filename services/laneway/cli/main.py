@@ -10,6 +10,7 @@ from laneway.cli import batch, calibrate, config, dead, jobs, operate, serve
 from laneway.cli.certs import certs
 from laneway.cli.doctor import doctor
 from laneway.cli.drill import drill
+from laneway.cli.plan_view import plan
 from laneway.cli.secrets import secrets
 from laneway.cli.up import up
 
@@ -75,6 +76,7 @@ for calling in (jobs.generate, jobs.submit, jobs.watch, jobs.cancel, jobs.quote,
 app.add_typer(batch.app, name="batch", rich_help_panel=CALLING)
 for operating in (operate.lanes, operate.workers, operate.drain, operate.undrain, operate.pause, operate.resume):
     app.command(rich_help_panel=OPERATING)(operating)
+app.command(rich_help_panel=OPERATING)(plan)
 app.add_typer(dead.app, name="dead", rich_help_panel=OPERATING)
 app.add_typer(operate.models_app, name="models", rich_help_panel=OPERATING)
 

@@ -9,6 +9,7 @@ import typer
 from laneway.cli import connect
 from laneway.cli.connect import JsonOption, RoutingOption, SchedulerOption, TimeoutOption, TokenOption
 from laneway.cli.console import clock_time, fail, moment, print_json, print_table, run, say, seconds
+from laneway.cli.facts import fact_words
 from laneway.core.lanes import Lane
 
 if TYPE_CHECKING:
@@ -68,7 +69,22 @@ def workers(
         if as_json:
             print_json(found)
             return
-        columns = ("WORKER", "STATE", "HOME", "SLOTS", "KV", "JOBS", "PREFILL/S", "DECODE/S", "POOL", "ENGINE", "PID")
+        columns = (
+            "WORKER",
+            "STATE",
+            "HOME",
+            "SLOTS",
+            "KV",
+            "JOBS",
+            "PREFILL/S",
+            "DECODE/S",
+            "TPOT P95",
+            "THETA",
+            "LOWER/S",
+            "POOL",
+            "ENGINE",
+            "PID",
+        )
         rows = [
             (
                 worker.name,
@@ -79,6 +95,9 @@ def workers(
                 worker.jobs_done,
                 round(worker.prefill_tokens_per_s),
                 round(worker.decode_tokens_per_s),
+                seconds(worker.priority_tpot_p95_s) if worker.priority_tpot_p95_s else "",
+                f"{worker.theta:.2f}" if worker.theta else "",
+                round(worker.lower_tokens_per_s) or "",
                 worker.pool,
                 worker.engine,
                 worker.process_id,
@@ -159,7 +178,7 @@ def explain(
             return
         print(f"{found.job_id} is {found.state}")
         for step in found.steps:
-            facts = ", ".join(f"{name} {value}" for name, value in sorted(step.facts.items()) if name != "message")
+            facts = fact_words(step.facts.items())
             said = f": {step.facts['message']}" if "message" in step.facts else ""
             line = " ".join(word for word in (step.actor, step.action, step.reason) if word)
             print(f"{clock_time(step.at_s):>12}  {line}{said}{f' ({facts})' if facts else ''}")

@@ -296,13 +296,28 @@ class LocalStack:
                 else:
                     child.stopping = True
 
-    def _child(self, name: str, command: str, environment: Mapping[str, str], over: Mapping[str, object]) -> Child:
-        ready_file = self.directory / "ready" / f"{name}.json"
-        settings_file = self.directory / "settings" / f"{name}.toml"
+    def follow_config(self) -> None:
+        """Hands the settings file as it is now to the scheduler, which takes it up or says what is wrong with it."""
+        assert self.options.config is not None, "there is no settings file"
+        try:
+            text = self._settings_of("scheduler", "scheduler", {})
+        except tomllib.TOMLDecodeError:
+            text = self.options.config.read_text(encoding="utf-8")
+        self._settings_file("scheduler").write_text(text, encoding="utf-8")
+
+    def _settings_file(self, name: str) -> Path:
+        return self.directory / "settings" / f"{name}.toml"
+
+    def _settings_of(self, name: str, command: str, over: Mapping[str, object]) -> str:
         settings = self._settings()
         for layer in (self.options.process_settings.get(command), self.options.process_settings.get(name), over):
             settings = merged(settings, layer or {})
-        settings_file.write_text(toml_text(settings), encoding="utf-8")
+        return toml_text(settings)
+
+    def _child(self, name: str, command: str, environment: Mapping[str, str], over: Mapping[str, object]) -> Child:
+        ready_file = self.directory / "ready" / f"{name}.json"
+        settings_file = self._settings_file(name)
+        settings_file.write_text(self._settings_of(name, command, over), encoding="utf-8")
         # What the stack decides goes by environment, which wins over any file.
         own = {
             "LANEWAY_CONFIG": str(settings_file),

@@ -14,6 +14,7 @@ from laneway.cli.endpoint import Endpoint, read_endpoint, write_endpoint
 from laneway.cli.stack import LocalStack, StackError
 
 T = TypeVar("T")
+FOLLOW_S = 1.0  # between looks at the settings file
 
 
 def announce(stack: LocalStack, path: Path) -> None:
@@ -36,6 +37,26 @@ async def stay(stack: LocalStack, interrupted: asyncio.Event) -> bool:
 
     A worker that died is not the end: its jobs go to another.
     """
+    following = asyncio.create_task(_follow_config(stack))
+    try:
+        return await _stay(stack, interrupted)
+    finally:
+        following.cancel()
+
+
+async def _follow_config(stack: LocalStack) -> None:
+    """The processes have copies of the settings file: the scheduler's is made anew when that changes."""
+    path = stack.options.config
+    seen = path.read_bytes() if path is not None else b""
+    while path is not None:
+        await asyncio.sleep(FOLLOW_S)
+        with contextlib.suppress(OSError):  # an editor may be about to put another in its place
+            if (content := path.read_bytes()) != seen:
+                stack.follow_config()
+                seen = content
+
+
+async def _stay(stack: LocalStack, interrupted: asyncio.Event) -> bool:
     ended = asyncio.create_task(stack.ended())
     if not await before(ended, interrupted):
         return True

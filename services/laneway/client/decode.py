@@ -126,6 +126,9 @@ def worker_of(message: scheduler_pb2.Worker) -> Worker:
         busy_s=message.busy_s,
         process_id=message.process_id,
         home=message.home,
+        lower_tokens_per_s=message.lower_tokens_per_s,
+        priority_tpot_p95_s=message.priority_tpot_p95_s,
+        theta=message.theta,
     )
 
 

@@ -167,6 +167,9 @@ class Worker:
     busy_s: float
     process_id: int
     home: str = ""  # home slot that it serves; empty: none
+    lower_tokens_per_s: float = 0.0  # prompt tokens a second that its interference budget leaves to the lower lanes
+    priority_tpot_p95_s: float = 0.0  # of priority work in the last minute; 0: none
+    theta: float = 0.0  # share of the TPOT target that it fills
 
 
 @dataclass(frozen=True, slots=True)
