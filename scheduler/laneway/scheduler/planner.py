@@ -25,7 +25,7 @@ from laneway.runtime.plans import PlanPublisher
 from laneway.scheduler.capacity import Capacity
 from laneway.scheduler.homes import HomeDepths, Homes, lane_totals
 
-DEMAND_AGE_S = 1.0
+DEMAND_SHARE = 0.02  # of the time that reading parked work by due time may take
 WAITS_MAX = 100_000  # ready messages of a pool, lane and home whose age is known
 
 
@@ -93,7 +93,7 @@ class Planner:
         self._version = 0
         self._demand: Mapping[tuple[str, Lane], tuple[Demand, ...]] = {}
         self._near: Mapping[str, Sequence[tuple[str, float, float]]] = {}
-        self._demand_s = float("-inf")  # monotonic
+        self._demand_due_s = float("-inf")  # monotonic
         self._published: Plan | None = None
         self._published_s = float("-inf")  # monotonic
 
@@ -161,12 +161,14 @@ class Planner:
     def _read_demand(self, index: ParkIndex) -> None:
         """Parked work by due time; it is long where much is parked, and need not be young."""
         now_s = self._clock.monotonic()
-        if now_s - self._demand_s < DEMAND_AGE_S:
+        if now_s < self._demand_due_s:
             return
-        self._demand_s, unix_s = now_s, self._clock.now()
+        unix_s = self._clock.now()
         keys = [(pool.name, lane) for pool in self._catalogue.pools for lane in PARKING_LANES]
         self._demand = {(pool, lane): demand_curve(index.demand(pool, [lane]), unix_s) for pool, lane in keys}
         self._near = {pool.name: index.near(pool.name, NEAR_JOBS) for pool in self._catalogue.pools}
+        ended_s = self._clock.monotonic()
+        self._demand_due_s = ended_s + (ended_s - now_s) / DEMAND_SHARE
 
     async def read_depths(self) -> dict[tuple[str, Lane], Depth]:
         """Of every pool and lane that has a consumer; what a missing one would say is unknown. Raises a BusError."""
