@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from laneway.admission import homes as module
-from laneway.admission.homes import PLAN_LAG_S, HomeLedger, Homes
+from laneway.admission.homes import READ_S, HomeLedger, Homes
 from laneway.admission.ledger import Ledger
 from laneway.core.catalogue import Capabilities, Pool
 from laneway.core.clock import ManualClock
@@ -27,8 +27,8 @@ class Plans:
         self.is_fresh = True
         self.show(*homes)
 
-    def show(self, *homes: HomePlan) -> None:
-        self.plan = Plan("local", pools=(PoolPlan(POOL, homes=homes),))
+    def show(self, *homes: HomePlan, made_s: float = 0.0) -> None:
+        self.plan = Plan("local", made_s=made_s, pools=(PoolPlan(POOL, homes=homes),))
 
     def fresh(self) -> bool:
         return self.is_fresh
@@ -51,7 +51,7 @@ class Door:
         return self.homes.choose(f"job-{self.count}", self.pool, TENANT, task(session), parked=parked)[1]
 
     def plan(self, *homes: HomePlan) -> None:
-        self.plans.show(*homes)
+        self.plans.show(*homes, made_s=self.clock.now())
         self.ledger.plan_arrived(self.plans.plan)
 
 
@@ -89,11 +89,11 @@ def test_what_was_sent_since_the_plan_counts_until_it_ends_or_a_plan_shows_it() 
     door = Door(*BOTH)
     home = door.send("hot")
     other = "h1" if home == "h0" else "h0"
-    assert [door.send("hot") for _ in range(3)] == [home, other, other], "two may meet, then they are shared out"
-    for number in range(1, 5):
+    assert [door.send("hot") for _ in range(5)] == [home, home, home, other, other], "a few may meet, then they part"
+    for number in range(1, 7):
         door.ledger.ended(f"job-{number}")
     assert door.ledger.homes.since(POOL) == {home: 0, other: 0}
-    door.clock.advance(PLAN_LAG_S + 1.0)
+    door.clock.advance(READ_S + 1.0)
     door.plan(HomePlan("h0", "w0", running=0), HomePlan("h1", "w1", running=9))
     assert door.ledger.homes.since(POOL) == {home: 0, other: 0}
     assert {door.send(f"s{i}") for i in range(4)} == {"h0"}
@@ -102,7 +102,7 @@ def test_what_was_sent_since_the_plan_counts_until_it_ends_or_a_plan_shows_it() 
 def test_a_job_that_a_plan_showed_frees_its_home_when_it_ends() -> None:
     door = Door(*BOTH)
     home = door.send("s")
-    door.clock.advance(PLAN_LAG_S + 1.0)
+    door.clock.advance(READ_S + 1.0)
     door.plan(*(replace(each, running=int(each.home == home)) for each in BOTH))
     assert door.ledger.homes.since(POOL) == {home: 0}
     door.ledger.ended("job-1")
@@ -155,3 +155,18 @@ def test_the_end_of_so_many_jobs_is_awaited_and_no_more(monkeypatch: pytest.Monk
     assert ledger.since(POOL) == {"h0": 3}
     ledger.ended("b")
     assert ledger.since(POOL) == {"h0": 2}
+
+
+def test_what_was_sent_before_the_plan_was_made_is_in_it_however_late_it_comes() -> None:
+    clock = ManualClock()
+    ledger = HomeLedger(clock)
+    ledger.sent("shown", POOL, "h0")
+    clock.advance(0.2)
+    made_s = clock.now()
+    clock.advance(0.2)
+    ledger.sent("not shown", POOL, "h0")
+    ledger.plan_arrived(made_s)
+    assert ledger.since(POOL) == {"h0": 1}
+    clock.advance(5.0)
+    ledger.plan_arrived(clock.now() - 3600.0)
+    assert ledger.since(POOL) == {"h0": 0}, "a clock that is wrong keeps nothing for ever"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from laneway.core.fleet import HomePlan, WorkerLease, WorkerState
 from laneway.core.job import GenerateTask, Sampling
 from laneway.policy.affinity import (
+    FEW,
     LOAD_RATIO,
-    PAIR,
     affinity_key,
     assign_homes,
     choose_home,
@@ -105,7 +105,7 @@ def test_a_home_is_always_found_and_never_one_that_is_full(key: str, loads: dict
     home = choose_home(key, loads)
     assert loads[home] < room_of(loads)
     mean = (sum(loads.values()) + 1) / len(loads)
-    assert loads[home] + 1 <= max(PAIR, LOAD_RATIO * mean)
+    assert loads[home] + 1 <= max(FEW, LOAD_RATIO * mean)
 
 
 @given(st.integers(2, 16), st.integers(1, 300))
@@ -115,7 +115,7 @@ def test_one_hot_key_never_loads_a_home_above_one_and_a_half_times_the_mean(coun
     for _ in range(jobs):
         last = choose_home(KEYS[0], loads, last)
         loads[last] += 1
-    assert max(loads.values()) <= max(PAIR, LOAD_RATIO * jobs / count)
+    assert max(loads.values()) <= max(FEW, LOAD_RATIO * jobs / count)
 
 
 def test_keys_spread_evenly_over_idle_homes() -> None:

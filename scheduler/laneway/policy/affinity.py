@@ -20,7 +20,7 @@ from laneway.policy.grouping import PREFIX_TOKENS
 KEY_LENGTH = 16  # base32 characters, 80 bits: two sessions of a tenant never share one by chance
 LOAD_FACTOR = 1.25  # of the mean load, rounded up: what a home may have (bounded-load hashing, DESIGN 5)
 LOAD_RATIO = 1.5  # of the mean, whatever rounding up would allow
-PAIR = 2.0  # jobs that may share a home however little there is elsewhere: moving them would cost more than it saves
+FEW = 4.0  # jobs that may share a home however little there is elsewhere: a cold prefill costs more than such a batch
 _WEIGHT_BYTES = 4
 
 
@@ -65,7 +65,7 @@ def choose_home(key: str, loads: Mapping[str, float], last: str = "") -> str:
 
     Rendezvous hashing with bounded load: each pair of key and home has a weight, the heaviest home wins, and one that
     is full gives way to the next. With m = (all load + this job) / homes, a home is full at
-    max(PAIR, min(ceil(1.25 m), floor(1.5 m))) jobs: never above 1.5x the mean, but for two jobs that may always meet.
+    max(FEW, min(ceil(1.25 m), floor(1.5 m))) jobs: never above 1.5x the mean, but for a FEW that may always meet.
     `last`: where the key's last job went; it stays there while that is served and has room, so that a home that comes
     back, or room that opens elsewhere, moves no warm session. Where a home comes or goes, only keys that it wins move.
     O(homes); 2 us for 2 homes, 4 us for 16. Independent of the order of `loads`.
@@ -90,9 +90,9 @@ def choose_home(key: str, loads: Mapping[str, float], last: str = "") -> str:
 
 def room_of(loads: Mapping[str, float]) -> float:
     """Jobs from which on a home is full, for one more job. At least one home has less: the lightest is below the mean,
-    and that is below either bound or below PAIR."""
+    and that is below either bound or below FEW."""
     mean = (sum(loads.values()) + 1.0) / len(loads)
-    return max(PAIR, min(math.ceil(LOAD_FACTOR * mean), math.floor(LOAD_RATIO * mean)))
+    return max(FEW, min(math.ceil(LOAD_FACTOR * mean), math.floor(LOAD_RATIO * mean)))
 
 
 def weights_of(key: str, homes: int) -> tuple[int, ...]:

@@ -16,8 +16,10 @@ from laneway.core.job import GenerateTask
 from laneway.policy.affinity import affinity_key, choose_home, served_loads
 from laneway.runtime.plans import PlanView
 
-# A plan is made from numbers a little older than its arrival (ledger.PLAN_LAG_S).
-PLAN_LAG_S = 0.3
+# A plan says when it was made, by a clock that agrees with ours to some milliseconds, from numbers a moment older. What
+# was sent in between counts twice if that is taken for too long, which moves warm sessions where there are few jobs.
+READ_S = 0.05
+LONGEST_LAG_S = 1.0  # whatever the clocks say
 LAST_HOMES_MAX = 16_384  # keys whose last home is remembered; those not used for longest begin anew
 LIVE_JOBS_MAX = 100_000  # jobs whose end is awaited; a forgotten one counts at its home until the next plan
 PARKED_MEMORY = 512  # parked jobs of a pool that count in sharing out the next; older ones count half, and so on
@@ -32,8 +34,10 @@ class HomeLedger:
         self._entries: deque[tuple[float, str, str, int]] = deque()  # when, pool, home, change
         self._since: dict[str, dict[str, int]] = {}  # pool: home: sum of its entries
 
-    def plan_arrived(self) -> None:
-        self._drop_before(self._clock.monotonic() - PLAN_LAG_S)
+    def plan_arrived(self, made_s: float) -> None:
+        """`made_s`: when the plan was made, Unix seconds."""
+        lag_s = min(LONGEST_LAG_S, max(0.0, self._clock.now() - made_s) + READ_S)
+        self._drop_before(self._clock.monotonic() - lag_s)
 
     def sent(self, job_id: str, pool: str, home: str) -> None:
         self._live[job_id] = pool, home

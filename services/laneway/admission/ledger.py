@@ -43,7 +43,7 @@ class Ledger:
     def plan_arrived(self, plan: Plan) -> None:
         self._shown_s = self._clock.monotonic() - PLAN_LAG_S
         self.tenants.plan_arrived(plan)
-        self.homes.plan_arrived()
+        self.homes.plan_arrived(plan.made_s)
         self._forget_overdue()
 
     def _forget_overdue(self) -> None:
