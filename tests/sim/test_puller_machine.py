@@ -89,6 +89,15 @@ class PullerMachine(RuleBasedStateMachine):
             assert bool(self.puller.trouble) or self.takes or self.waiting
             self.held_ends()
 
+    @rule()
+    @precondition(lambda self: self.held is not None)
+    def let_go(self) -> None:
+        """It is taken off the server with the collect; what comes until then is given all the same."""
+        self.abandoned = self.bus.open()[-1]
+        self.loop.act(self.puller.let_go)
+        assert self.puller.trouble == ""
+        self.held_ends()
+
     @rule(wait_s=st.sampled_from([0.0, 60.0]))
     @precondition(lambda self: self.may_call() and not self.waiting)
     def a_held_pull_that_nobody_answers(self, wait_s: float) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 import structlog
 
-from laneway.core.catalogue import Catalogue
+from laneway.core import subjects
+from laneway.core.catalogue import Catalogue, Pool
 from laneway.core.errors import ConfigError
-from laneway.core.lanes import Lane
+from laneway.core.lanes import LANES, Lane
 from laneway.runtime.bus import ApiError, Bus, NotPermitted
 from laneway.runtime.bus_errors import ERR_CONSUMER_NOT_FOUND, ERR_STREAM_NOT_FOUND
 from laneway.runtime.layout import Config, StreamPlan, region_layout
@@ -43,9 +44,40 @@ async def provision(
         await _settle(bus, changes, _Item.of_stream(stream))
         for name in stream.consumers:
             await _settle(bus, changes, _Item.of_consumer(stream, name))
+    await _say_what_is_left(bus, region, catalogue)
     if changes:
         _log.info("region_provisioned", region=region, changes=changes)
     return changes
+
+
+async def _say_what_is_left(bus: Bus, region: str, catalogue: Catalogue) -> None:
+    """Home slots that the settings have no longer keep their consumers, since a parked job may fire into one of them as
+    long as it lives; workers look for them, and take what is in them. Removed, their jobs would be nobody's."""
+    for pool in catalogue.pools:
+        for home in await retired_homes(bus, region, pool):
+            consumers = [subjects.consumer(lane, pool.name, home) for lane in LANES]
+            _log.info("home_slot_kept", pool=pool.name, home=home, consumers=consumers)
+
+
+async def retired_homes(bus: Bus, region: str, pool: Pool) -> tuple[str, ...]:
+    """Home slots of a pool that have consumers and are not in its settings. Raises BusError."""
+    found: list[str] = []
+    for lane in LANES:
+        stream, number = subjects.lane_stream(region, lane), len(pool.homes)
+        while await _has_consumer(bus, stream, subjects.consumer(lane, pool.name, f"h{number}")):
+            found.append(f"h{number}")
+            number += 1
+    return tuple(dict.fromkeys(found))
+
+
+async def _has_consumer(bus: Bus, stream: str, consumer: str) -> bool:
+    try:
+        await bus.api(f"CONSUMER.INFO.{stream}.{consumer}", {})
+    except ApiError as error:
+        if error.err_code in (ERR_CONSUMER_NOT_FOUND, ERR_STREAM_NOT_FOUND):
+            return False
+        raise
+    return True
 
 
 class _Item:

@@ -194,6 +194,8 @@ def _worker(region: str) -> Rights:
             _api("STREAM.MSG.GET", jobs),
             *(_direct(stream) for stream in (jobs, checkpoints, workers, plan)),
             *(subject for stream in _lane_streams(region) for subject in _pulls(region, stream)),
+            # Home slots that the settings have no longer: jobs may still be in them.
+            *(_api("CONSUMER.INFO", stream, "*") for stream in _lane_streams(region)),
         ),
         subscribe=(
             subjects.control("*"),

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
-from laneway.core import subjects
 from laneway.core.catalogue import Pool
 from laneway.core.fleet import HomePlan, Plan
-from laneway.core.lanes import LANES
-from laneway.runtime.bus import ApiError, Bus, BusError
+from laneway.runtime.bus import Bus, BusError
+from laneway.runtime.provision import retired_homes
 
 _log = structlog.get_logger(__name__)
 
@@ -65,26 +64,10 @@ class Homes:
         return home is not None and bool(home.worker_id) and self._alive(home.worker_id) is not False
 
 
-async def retired_homes(bus: Bus, region: str, pool: Pool) -> tuple[str, ...]:
-    """Slots beyond those of the settings that have consumers: once there were more, and a parked job may still fire
-    into one of them. Provisioning keeps them for that."""
-    found: list[str] = []
+async def retired_homes_or_none(bus: Bus, region: str, pool: Pool) -> tuple[str, ...]:
+    """Slots that the settings have no longer. Where they cannot be read, their bells tell of their jobs."""
     try:
-        for lane in LANES:
-            number = len(pool.homes)
-            while await _exists(
-                bus, subjects.lane_stream(region, lane), subjects.consumer(lane, pool.name, f"h{number}")
-            ):
-                found.append(f"h{number}")
-                number += 1
-    except BusError as error:  # their jobs wait for another worker, or for their bells
+        return await retired_homes(bus, region, pool)
+    except BusError as error:
         _log.warning("retired_homes_not_read", error=error.message)
-    return tuple(dict.fromkeys(found))
-
-
-async def _exists(bus: Bus, stream: str, consumer: str) -> bool:
-    try:
-        await bus.api(f"CONSUMER.INFO.{stream}.{consumer}", {})
-    except ApiError:
-        return False
-    return True
+        return ()

@@ -53,7 +53,7 @@ from laneway.workers.emitter import Emitter
 from laneway.workers.endings import Endings
 from laneway.workers.engine_keeper import EngineKeeper
 from laneway.workers.engines.protocol import Engine
-from laneway.workers.homes import Homes, retired_homes
+from laneway.workers.homes import Homes, retired_homes_or_none
 from laneway.workers.hot_prefixes import HotPrefixes
 from laneway.workers.ledger import Seats
 from laneway.workers.predicting import predicted_tokens
@@ -346,7 +346,7 @@ class Worker:
     async def _sources(self) -> Sources:
         bus, options = self._bus, self._options
         region, pool = options.region, options.pool
-        retired = await retired_homes(bus, region, pool)
+        retired = await retired_homes_or_none(bus, region, pool)
         homes = Homes(
             pool, options.worker_id, lambda: self._plans.plan, self._plans.fresh, self._watcher.alive, retired
         )
