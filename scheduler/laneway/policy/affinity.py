@@ -152,7 +152,7 @@ def assign_homes(
     by_name: dict[str, WorkerLease] = {}
     for worker in ready:
         by_name.setdefault(worker.name, worker)
-    for home in homes:
+    for home in sorted(homes, key=_index):
         holder = by_name.get(previous.get(home, ""))
         if holder is not None and holder.worker_id not in taken:
             give(home, holder)

@@ -80,7 +80,7 @@ def _from_leases(last: PoolPlan, leases: Iterable[WorkerLease]) -> PoolPlan:
 
 def _mean(measured: list[float]) -> float:
     known = [value for value in measured if value > 0.0]
-    return sum(known) / len(known) if known else 0.0
+    return math.fsum(known) / len(known) if known else 0.0
 
 
 class Rates(Struct, frozen=True):

@@ -109,7 +109,7 @@ def dispersion(counts: list[int]) -> float:
     mean = sum(counts) / len(counts) if counts else 0.0
     if len(counts) < 2 or mean <= 0.0:
         return DISPERSION_MIN
-    variance = sum((count - mean) ** 2 for count in counts) / (len(counts) - 1)
+    variance = math.fsum((count - mean) ** 2 for count in counts) / (len(counts) - 1)
     return min(DISPERSION_CAP, max(DISPERSION_MIN, variance / mean))
 
 

@@ -6,6 +6,7 @@ Cost: O(workers + points of the demand curves + nearest jobs), whatever the numb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
@@ -116,7 +117,7 @@ def _pool_plan(pool: Pool, snapshot: Snapshot, now_s: float, params: DesiredPara
         desired_workers=wanted.workers,
         desired_reason=wanted.reason,
         lanes=lanes,
-        lower_tokens_per_s=sum(each.lower_tokens_per_s for each in leases),
+        lower_tokens_per_s=math.fsum(each.lower_tokens_per_s for each in leases),
         priority_per_s=_shown(outlook.per_s),
         burstiness=_shown(outlook.burstiness),
         step_times=step_times,
@@ -176,4 +177,4 @@ def _shown(value: float) -> float:
 def _mean(values: Iterable[float]) -> float:
     """Of those that were measured."""
     measured = [value for value in values if value > 0.0]
-    return sum(measured) / len(measured) if measured else 0.0
+    return math.fsum(measured) / len(measured) if measured else 0.0  # exact: in whatever order they come
