@@ -69,6 +69,9 @@ class WatchedEngine(InlineEngine):
         return await super().start(_Watching(sink, self))
 
     def submit(self, request: EngineRequest) -> None:
+        if PROMPT_END not in request.prompt_ids:  # the beginning of a long prompt, computed ahead: of no answer
+            super().submit(request)
+            return
         now_s = asyncio.get_running_loop().time()
         drawn = request
         if request.seed is None and request.temperature > 0.0:
@@ -79,7 +82,9 @@ class WatchedEngine(InlineEngine):
     def took(self, steps: Sequence[SequenceStep]) -> None:
         now_s = asyncio.get_running_loop().time()
         for step in steps:
-            run = self._runs[step.id]
+            run = self._runs.get(step.id)
+            if run is None:
+                continue
             if step.token_ids:
                 run.made += step.token_ids
                 run.stepped_s = now_s
