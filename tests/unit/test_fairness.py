@@ -144,6 +144,16 @@ def test_a_group_stays_together_as_long_as_that_costs_others_less_than_the_quant
     assert [p.tenant for p in serve(index, ledger, 12)] == list("aaabbbbbbaaa")[:12]
 
 
+def test_a_turn_has_so_many_jobs_of_a_group_and_no_more() -> None:
+    ledger, index = Ledger(FairParams(locality_tokens=1e9)), ParkIndex()
+    most = ledger.params.turn_jobs_max
+    for i in range(2 * most):
+        index.add(park(f"a{i:02}", "a"), now_ms=0)
+        index.add(park(f"b{i:02}", "b"), now_ms=0)
+    order = "".join(p.tenant for p in serve(index, ledger, 2 * most))
+    assert order == "a" * most + "b" * most
+
+
 def test_a_group_whose_home_is_busy_lets_others_go_first_within_the_quantum() -> None:
     ledger, index = Ledger(FairParams(locality_tokens=250.0, turn_jobs_max=1)), ParkIndex()
     for i in range(8):

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from laneway.policy.forecast import DAY_SLOTS, SLOT_S, WEEK_SLOTS, WINDOW_S, PoolForecast, Series
+from laneway.policy.forecast import COUNT_S, DAY_SLOTS, SLOT_S, WEEK_SLOTS, PoolForecast, Series
 
 BEGIN = 20_000 * DAY_SLOTS  # a midnight
 
@@ -88,8 +88,8 @@ def test_a_quantile_is_what_was_seen_beyond_the_forecast() -> None:
 def arrive(forecast: PoolForecast, counts: list[int], begin_s: float = 0.0) -> None:
     for i, count in enumerate(counts):
         for j in range(count):
-            forecast.arrived(begin_s + i * WINDOW_S + j * 0.001)
-        forecast.observe(0, begin_s + i * WINDOW_S + 1.9)
+            forecast.arrived(begin_s + i * COUNT_S + j * 0.001)
+        forecast.observe(0, begin_s + i * COUNT_S + 1.9)
 
 
 def test_burstiness_tells_steady_from_random_from_clumps() -> None:

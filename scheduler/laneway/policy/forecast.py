@@ -31,7 +31,7 @@ from msgspec import Struct
 SLOT_S = 60.0
 DAY_SLOTS = 1_440
 WEEK_SLOTS = 7 * DAY_SLOTS
-WINDOW_S = 2.0
+COUNT_S = 2.0  # arrivals are counted in spans of this length
 WINDOWS = 150  # five minutes
 RATIOS = 120  # actual / forecast that are remembered: two hours
 
@@ -159,7 +159,7 @@ class PoolForecast:
         self._job_s = 0.0
         self._seen_s = now_s
         self._windows: deque[int] = deque(maxlen=WINDOWS)
-        self._window = int(now_s // WINDOW_S)
+        self._window = int(now_s // COUNT_S)
         self._in_window = 0
 
     def arrived(self, now_s: float) -> None:
@@ -183,7 +183,7 @@ class PoolForecast:
         self._slot, self._arrivals, self._job_s, self._began_s = slot, 0, 0.0, now_s
 
     def _roll_window(self, now_s: float) -> None:
-        window = int(now_s // WINDOW_S)
+        window = int(now_s // COUNT_S)
         missed = window - self._window
         if missed <= 0:
             return

@@ -47,6 +47,11 @@ class GroupHomes:
         if len(self._homes) > GROUPS_MAX:
             self._homes.popitem(last=False)
 
+    @property
+    def groups(self) -> int:
+        """Whose home is known."""
+        return len(self._homes)
+
     def busy(self, pool: PoolPlan) -> BusyGroups:
         """A home is busy while a place's worth of jobs waits in it already that its worker has not taken."""
         each = max(1, pool.slots // max(1, pool.workers)) if pool.workers else 1
