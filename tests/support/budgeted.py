@@ -11,7 +11,7 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -26,6 +26,7 @@ from laneway.runtime.live_policy import LivePolicy
 from laneway.runtime.settings import PolicySettings
 from laneway.workers.bench import Bench
 from laneway.workers.budget import Budget
+from laneway.workers.engines.host import ProcessEngine
 from laneway.workers.engines.protocol import EngineStats, SequenceStep
 from laneway.workers.engines.registry import spec_of
 from laneway.workers.engines.simulated import make_core
@@ -124,19 +125,23 @@ class EngineYard:
             "lengths": LengthBook(), "single_flight": lambda: False, "budget": self.budget,
         }  # fmt: skip
         # What a generation does not touch is not there.
-        self.bench = Bench(**(dict.fromkeys(Bench.__struct_fields__, cast(Any, None)) | given))
+        absent: dict[str, Any] = dict.fromkeys(Bench.__struct_fields__)
+        self.bench = Bench(**(absent | given))
         self.calls: list[Call] = []
         self.lower: deque[tuple[Lane, Sequence[int], int, dict[str, Any]]] = deque()
         self.queued_max = 0  # sequences of lower lanes that the engine had and did not compute
         self.debt_max = 0.0  # of the budget, as a share of what is allowed
         self.in_flight_max = 0
-        self.engine: InlineEngine
+        self.engine: Any
         self.seats: Seats
         self._idle = asyncio.Event()
 
     async def start(self) -> EngineYard:
         spec = spec_of(self.pool, self.options)
-        self.engine = InlineEngine(make_core(spec.capacity, frozenset(), self.options), spec.capabilities)
+        if self.pool.engine == "simulated":
+            self.engine = InlineEngine(make_core(spec.capacity, frozenset(), self.options), spec.capabilities)
+        else:
+            self.engine = ProcessEngine(spec)  # in real time
         capacity = await self.engine.start(self.sequences)
         self.seats = Seats(capacity)
         self.sequences.attach(self.engine)
@@ -198,6 +203,7 @@ class EngineYard:
         self.pull()
 
     def _look(self) -> None:
+        self.budget._refill(CLOCK.monotonic())  # what is allowed falls with the load, and debt with it
         load = self.budget.load()
         guard = interference.guard_tokens(load, self.budget._params())
         self.debt_max = max(self.debt_max, -self.budget.credit / guard)

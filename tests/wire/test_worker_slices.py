@@ -14,7 +14,7 @@ from tests.support.nats import eventually
 from tests.support.worker import RunningWorker, Yard, yard
 
 # 96 slices of a chunk each; with a TPOT target of 12 ms for the steps of 10 ms, the budget takes its time over them.
-SLOW = {
+SLOW: dict[str, Any] = {
     "engine__pace_s": 0.01, "engine__prefill_chunk_tokens": 32, "model__context_length": 8192, "model__slots": 8,
     "model__kv_tokens": 65_536,
 }  # fmt: skip
@@ -35,7 +35,7 @@ def entries(running: RunningWorker) -> list[Entry]:
 
 async def in_slices(place: Yard, **changes: Any) -> str:
     """A batch job of which some slices are computed, and most of it is not."""
-    values = {"lane": Lane.BATCH, "prompt": PROMPT, "max_tokens": 5} | changes
+    values: dict[str, Any] = {"lane": Lane.BATCH, "prompt": PROMPT, "max_tokens": 5} | changes
     stored = await place.submit(**values)
     await eventually(lambda: any(e.slices >= 3 for w in place.workers for e in entries(w)))
     assert not any(e.submitted for w in place.workers for e in entries(w))
