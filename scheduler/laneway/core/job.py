@@ -18,6 +18,7 @@ from laneway.core.lanes import FinishReason, Isolation, JobState, Lane, OnDiscon
 from laneway.core.objects import ObjectRef
 
 SCHEMA = 1
+TAKEOVER = "TAKEOVER"  # why a job is claimed whose owner is dead
 NOT_ACCEPTED = "NOT_ACCEPTED"  # what the scheduler ends a record with whose job never was in its lane
 # Of messages that refer to an object: who does not know of objects would take the rest for the whole.
 SCHEMA_BY_REFERENCE = 2

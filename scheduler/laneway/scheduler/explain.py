@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
 
-from laneway.core.job import Attempt, JobRecord
+from laneway.core.job import TAKEOVER, Attempt, JobRecord
 from laneway.core.lanes import JobState, VerdictKind
 from laneway.runtime.puller import FIRED
 from laneway.scheduler.decisions import Step
@@ -104,7 +104,7 @@ def _release(each: Attempt, before: Attempt | None, decided: Sequence[Explanatio
 
 
 def _claimed_because(each: Attempt, before: Attempt | None) -> str:
-    if each.reason == "TAKEOVER" or each.reason in STOLEN:
+    if each.reason == TAKEOVER or each.reason in STOLEN:
         return each.reason
     if before is None:
         return "FIRST_CLAIM"

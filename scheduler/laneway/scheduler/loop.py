@@ -88,6 +88,9 @@ class Scheduler:
             stack.push_async_callback(self.plans.close)
             await self.plans.start()
             await stack.enter_async_context(self.pauses.watch())
+            stack.enter_context(self.policy.gauge())
+            if self.reload is not None:
+                stack.enter_context(self.reload.gauge())
             yield
 
     async def _connect_as_set(self, name: str) -> Bus:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 import structlog
 
@@ -41,6 +42,11 @@ class PolicyReload:
         self._source = source
         self._news = news
         self._asked = asyncio.Event()
+
+    def gauge(self) -> AbstractContextManager[None]:
+        """1 while the settings as they are now are not in force, for Prometheus."""
+        text = "1 while the settings as they stand now are refused."
+        return metrics.live_gauge("laneway_policy_refused_state", text, (), lambda: [({}, float(bool(self.refused)))])
 
     def ask(self) -> None:
         """Reads at once, whether or not the file changed."""

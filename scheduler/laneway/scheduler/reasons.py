@@ -3,6 +3,7 @@ as it is."""
 
 from __future__ import annotations
 
+from laneway.core.job import TAKEOVER
 from laneway.policy.release import HoldReason, ReleaseReason
 from laneway.policy.stealing import StealReason
 from laneway.runtime.puller import FIRED, LANE
@@ -28,7 +29,7 @@ WORDS: dict[str, str] = {
     # taken by a worker
     LANE: "it was sent to the lane at once, and waited there for a worker",
     FIRED: "NATS released it at its fire time; no scheduler had done so before",
-    "TAKEOVER": "the worker that ran it is dead",
+    TAKEOVER: "the worker that ran it is dead",
     StealReason.WAITED: "the worker that its home belongs to did not take it in time",
     StealReason.ORPHAN: "no living worker serves its home",
     StealReason.NO_PLAN: "who serves its home was not known",

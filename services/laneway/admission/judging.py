@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
+from prometheus_client import Counter
 
 from laneway.admission.ledger import Ledger
 from laneway.admission.places import Places
@@ -21,9 +23,17 @@ from laneway.core.job import Contract
 from laneway.core.lanes import Lane
 from laneway.policy.admit import AdmitParams, Ask, Decision, Placement, Situation, admit, full_lane_retry_s
 from laneway.policy.eta import Load, PoolView, pool_view, rates
+from laneway.runtime import metrics
 from laneway.runtime.draining import Draining
 from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.plans import PlanView
+
+_verdicts = metrics.counter("laneway_verdicts_total", "Verdicts by their reason.", ("lane", "reason"))
+
+
+@lru_cache(128)  # looking a counter up costs more than counting
+def _count_of(lane: Lane, reason: str) -> Counter:
+    return _verdicts.labels(lane=lane.value, reason=reason)
 
 
 class Judged(Struct, frozen=True):
@@ -100,6 +110,7 @@ class Judge:
             decision = self._places.settle(decision, looked, tenant)
             due_in_s = decision.contract.deadline_s - now_s
             self._remember(decision, list(views), job_id, known[chosen].prefill_tokens_per_s, due_in_s)
+            _count_of(decision.verdict.lane, decision.verdict.reason).inc()
             if decision.refusal is None:
                 self._ledger.tenants.accepted(job_id, tenant, decision.contract.lane, attached=attached)
         return Judged(decision, options[chosen], situation, params)
@@ -112,6 +123,7 @@ class Judge:
         known = self._by_plan.get(pool.name)
         if known is None:
             view = pool_view(pool.name, plan, () if fresh else self._leases.live(), Load(), fresh=fresh)
+            view = replace(view, inflow=self._ledger.inflow.of(pool.name))
             on_record = plan.pool(pool.name) if plan is not None else PoolPlan(pool.name)
             prefill = rates(pool, on_record).prefill_tokens_per_s * max(1, on_record.workers)
             known = self._by_plan[pool.name] = _Known(pool.name, view, prefill)

@@ -196,6 +196,7 @@ async def open_house(
             stack.push_async_callback(part.close)
         await stack.enter_async_context(draining.watch())
         await storage.poll()
+        stack.enter_context(policy.gauge())
         stack.enter_context(
             metrics.live_gauge("laneway_door_streams", "Live streams.", ("lane",), lambda: _stream_samples(door))
         )

@@ -8,6 +8,7 @@ of the decision (`settings`, or a `derive`d value), never once at its start.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec.structs
 import structlog
 
 from laneway.core.fleet import Plan
+from laneway.runtime import metrics
 from laneway.runtime.settings import PolicySettings
 
 T = TypeVar("T")
@@ -32,6 +34,11 @@ class LivePolicy:
         self._taken = 0, 0  # epoch and version of what was published last
         self._json = ""
         self._callbacks: list[Callable[[], None]] = []
+
+    def gauge(self) -> AbstractContextManager[None]:
+        """The version that this process goes by, for Prometheus."""
+        text = "Version of the parameters that it goes by; 0: its own settings."
+        return metrics.live_gauge("laneway_policy_version", text, (), lambda: [({}, float(self.version))])
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Calls it after each change of a value. It must be short and must not fail."""

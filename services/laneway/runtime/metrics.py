@@ -17,7 +17,9 @@ from prometheus_client.registry import Collector
 
 REGISTRY = CollectorRegistry(auto_describe=True)
 
-UNITS = ("seconds", "bytes", "total", "ratio", "tokens", "jobs", "calls", "streams", "slots", "workers", "state")
+UNITS = (
+    "seconds", "bytes", "total", "ratio", "tokens", "jobs", "calls", "streams", "slots", "workers", "state", "version",
+)  # fmt: skip
 LABELS = frozenset({"lane", "pool", "outcome", "method", "reason", "state", "phase"})
 # From a cached first token on a GPU to a long wait on a small machine.
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)

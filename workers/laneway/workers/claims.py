@@ -31,7 +31,6 @@ NO_RECORD_DELAY_S = 2.0  # until a second look
 NOT_BEFORE_DELAY_S_MAX = 3600.0
 UNREADABLE_DELAY_S = 10.0  # a record of a later release: one of its workers may read it
 CLAIM_TRIES_MAX = 8
-TAKEOVER = "TAKEOVER"  # why a job is claimed whose owner is dead
 CLAIM_TIME_TOLERANCE_S = 1e-5  # stored times are rounded
 
 _log = structlog.get_logger(__name__)
@@ -209,7 +208,7 @@ class Claims:
         """
 
         def claimed(write: Write) -> JobRecord:
-            reason = TAKEOVER if write.takeover else delivered.reason
+            reason = jobs.TAKEOVER if write.takeover else delivered.reason
             return jobs.claim(
                 write.stored.record, self._me, self._clock.now(), owner_is_dead=write.takeover, reason=reason
             )

@@ -6,8 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
+from laneway.core.job import TAKEOVER
 from laneway.core.lanes import Lane
+from laneway.policy.release import ReleaseReason
+from laneway.policy.stealing import StealReason
 from laneway.runtime import metrics
+from laneway.runtime.puller import FIRED, LANE
 
 RUNS = metrics.counter(
     "laneway_worker_deliveries_total", "Deliveries by what became of them", ["pool", "lane", "outcome"]
@@ -27,6 +31,9 @@ KV_OUTGROWN = metrics.counter(
 PREFILL = metrics.histogram("laneway_worker_prefill_seconds", "From submission to the first token", ["pool", "lane"])
 SHARED = metrics.counter(
     "laneway_worker_shared_total", "Jobs that joined the sequence of an identical one", ["pool", "lane"]
+)
+CLAIMS = metrics.counter(
+    "laneway_worker_claims_total", "Jobs taken, by why: released, fired, stolen, taken over", ["pool", "lane", "reason"]
 )
 DROPPED = metrics.counter("laneway_worker_messages_dropped_total", "Token messages that could not be sent", ["pool"])
 SLICES = metrics.counter(
@@ -49,6 +56,14 @@ DEAD_LETTERS = metrics.counter("laneway_dead_letters_total", "Jobs that were giv
 DEAD_LETTERS_LOST = metrics.counter(
     "laneway_dead_letters_lost_total", "Dead letters that could not be kept", ["lane", "reason"]
 )
+
+
+_CLAIM_REASONS = frozenset({*ReleaseReason, *StealReason, LANE, FIRED, TAKEOVER})
+
+
+def count_claim(pool: str, lane: Lane, reason: str) -> None:
+    """`reason`: as the message's headers have it, so it may be anything."""
+    CLAIMS.labels(pool, lane.value, reason if reason in _CLAIM_REASONS else "OTHER").inc()
 
 
 class Live(Protocol):

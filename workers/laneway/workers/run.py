@@ -18,6 +18,7 @@ from laneway.core.lanes import OnDisconnect
 from laneway.runtime.bus import BusError
 from laneway.runtime.puller import Delivery
 from laneway.runtime.records import StoredRecord
+from laneway.workers import metrics
 from laneway.workers.ackwait import AckWait
 from laneway.workers.bench import Bench
 from laneway.workers.checkpointing import Tail, kept_while_running, worth_keeping
@@ -157,6 +158,7 @@ class JobRun:
             return found
         self._owned = found
         self.attempt = found.record.attempt
+        metrics.count_claim(self._bench.pool.name, self.lane, found.record.lineage[-1].reason)
         if self.attempt == 1 and not self._generation.submitted:
             self._submit(Continue())
         return None

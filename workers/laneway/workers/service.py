@@ -240,6 +240,7 @@ class Worker:
             )
             await stack.enter_async_context(self._control)
             stack.enter_context(metrics.gauges(options.pool.name, self))
+            stack.enter_context(self.policy.gauge())
             await self.lease.renew()
             self._look_at_lease()
             on_ready()
