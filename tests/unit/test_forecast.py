@@ -106,6 +106,13 @@ def test_burstiness_tells_steady_from_random_from_clumps() -> None:
     assert found["clumps"] > 15.0
 
 
+def test_places_that_a_burst_may_need_are_told() -> None:
+    forecast = PoolForecast(0.0)
+    assert forecast.outlook(10.0).surge == 0.0
+    arrive(forecast, [4 if i % 5 == 0 else 0 for i in range(150)])
+    assert 3.0 <= forecast.outlook(10.0).surge <= 8.0
+
+
 def test_a_new_leader_begins_with_what_the_plan_before_said() -> None:
     forecast = PoolForecast(0.0, per_s=7.0, burstiness=4.0)
     outlook = forecast.outlook(10.0)

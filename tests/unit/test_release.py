@@ -190,6 +190,8 @@ def test_room_is_what_the_workers_budgets_and_the_headroom_leave() -> None:
     plan = PoolPlan("p", workers=2, slots=16, free_slots=12, service_s=2.0)
     assert room_of(plan, PARAMS).idle == 12
     assert room_of(replace(plan, reserved_slots=3), PARAMS).idle == 9
+    said = [lower_lease("a", 6), lower_lease("b", 6)]
+    assert room_of(replace(plan, reserved_slots=3), PARAMS, leases=said).idle == 12, "workers know better"
     assert room_of(plan, PARAMS, leases=[lower_lease("a", 1), lower_lease("b", 4)]).idle == 5
     assert room_of(plan, PARAMS, leases=[lower_lease("a", 0), lower_lease("b", 0)]).idle == 0
     old = [lower_lease("a", 1), lower_lease("b", 0, theta=0.0)]

@@ -28,11 +28,14 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
+from laneway.policy.headroom import dispersion, expected_jobs
+
 SLOT_S = 60.0
 DAY_SLOTS = 1_440
 WEEK_SLOTS = 7 * DAY_SLOTS
 COUNT_S = 2.0  # arrivals are counted in spans of this length
 WINDOWS = 150  # five minutes
+Z = 2.33  # one in a hundred
 RATIOS = 120  # actual / forecast that are remembered: two hours
 
 
@@ -41,8 +44,6 @@ class ForecastParams:
     level_rate: float = 0.1  # of the EWMA, a minute
     drift_ratio: float = 1.5
     drift_slots: int = 3
-    burst_min: float = 1.0
-    burst_max: float = 50.0
     ratios_min: int = 10
 
 
@@ -138,6 +139,7 @@ class Outlook(Struct, frozen=True):
     burstiness: float = 1.0
     jobs: float = 0.0  # in the pool at once, on average of the next minutes
     jobs_q90: float = 0.0
+    surge: float = 0.0  # places that priority may need within two seconds beyond those that it has (policy.headroom)
     broken: bool = False
     seasonal: bool = False
 
@@ -157,6 +159,7 @@ class PoolForecast:
         self._arrivals = 0
         self._began_s = now_s
         self._job_s = 0.0
+        self._here = 0
         self._seen_s = now_s
         self._windows: deque[int] = deque(maxlen=WINDOWS)
         self._window = int(now_s // COUNT_S)
@@ -172,6 +175,7 @@ class PoolForecast:
         self._roll_window(now_s)
         span_s = max(0.0, now_s - self._seen_s)
         self._job_s += jobs * span_s
+        self._here = jobs
         self._seen_s = max(self._seen_s, now_s)
         slot = int(now_s // SLOT_S)
         if slot == self._slot:
@@ -197,9 +201,7 @@ class PoolForecast:
         total = sum(self._windows)
         if len(self._windows) < 15 or total < 10:
             return self._burstiness
-        mean = total / len(self._windows)
-        variance = sum((each - mean) ** 2 for each in self._windows) / (len(self._windows) - 1)
-        return min(self._params.burst_max, max(self._params.burst_min, variance / mean))
+        return dispersion(list(self._windows))
 
     @property
     def broken(self) -> bool:
@@ -216,9 +218,15 @@ class PoolForecast:
             burstiness=burstiness,
             jobs=jobs,
             jobs_q90=jobs * self.jobs.quantile(0.9, burstiness) if jobs > 0.0 else 0.0,
+            surge=expected_jobs(list(self._windows), self._stay_s, self._here, COUNT_S, Z),
             broken=self.broken,
             seasonal=self.jobs.seasonal(self._slot),
         )
+
+    @property
+    def _stay_s(self) -> float:
+        """Mean time of a priority job in the pool, by Little's law; 0: not known."""
+        return self.jobs.level / self.rate.level if self.rate.level > 0.0 else 0.0
 
     def _this_minute(self) -> float:
         """Arrivals of the running minute, once they say something: a burst need not wait for the minute's end."""

@@ -120,6 +120,7 @@ def _pool_plan(pool: Pool, snapshot: Snapshot, now_s: float, params: DesiredPara
         lower_tokens_per_s=math.fsum(each.lower_tokens_per_s for each in leases),
         priority_per_s=_shown(outlook.per_s),
         burstiness=_shown(outlook.burstiness),
+        reserved_slots=min(slots // 2, math.ceil(outlook.surge - 1e-9)),
         step_times=step_times,
         homes=snapshot.homes.get(pool.name, ()),
         hot_prefixes=merge_hot((each.hot_prefixes for each in leases), HOT_PREFIXES_MAX),

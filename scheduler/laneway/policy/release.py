@@ -94,18 +94,19 @@ def room_of(
 ) -> Room:
     """The room of a pool as the plan and its workers show it.
 
-    idle = free places - those that priority fills or has reserved - what is ready, and where workers say how many
-    lower-lane jobs they would start at this moment (`lower_places`: their interference budget, guard and headroom), no
-    more than these. queue = what the pool works off in `ready_ahead_s` by its service time, and by the prompt tokens
-    that the budgets leave to the lower lanes (`prompt_tokens`: of such a job on average; 0: not known), but at least
-    one for each worker, less what waits already.
+    idle = free places - those that priority fills - what is ready, and no more than the lower-lane jobs that the
+    workers say they would start at this moment (`lower_places`: their interference budget, guard and headroom); where
+    they do not say, no more than the forecast leaves free.
+    queue = what the pool works off in `ready_ahead_s` by its service time, and by the prompt tokens that the budgets
+    leave to the lower lanes (`prompt_tokens`: of such a job on average; 0: not known), but at least one for each
+    worker, less what waits already.
     """
     ready_priority = pool.lane(Lane.PRIORITY).ready
     ready_lower = sum(pool.lane(lane).ready for lane in PARKING_LANES)
-    left_by_priority = max(0, pool.free_slots - ready_priority - pool.reserved_slots)
     takes = _lower_places(pool, leases)
-    if takes is not None:
-        left_by_priority = min(left_by_priority, takes)
+    if takes is None:
+        takes = pool.free_slots - pool.reserved_slots
+    left_by_priority = max(0, min(pool.free_slots - ready_priority, takes))
     idle = max(0, left_by_priority - ready_lower)
     waiting = max(0, ready_lower - left_by_priority)
     queue = max(0, _ready_target(pool, params, prompt_tokens) - waiting)
