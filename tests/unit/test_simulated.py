@@ -409,3 +409,41 @@ class TestProfiles:
 
         raw = (resources.files("laneway.runtime") / "profiles" / "h100-8b-fp8.json").read_text()
         assert "Apache-2.0" in json.loads(raw)["licence"]
+
+
+class TestPaged:
+    @given(
+        st.lists(st.tuples(st.integers(1, 60), st.integers(1, 120)), min_size=1, max_size=12),
+        st.integers(200, 600),
+    )
+    def test_what_was_evicted_goes_on_as_if_it_had_not_been(self, shapes, kv_tokens):
+        alone = {}
+        for i, (prompt, tokens) in enumerate(shapes):
+            run = Run(core())
+            run.core.add(request(i, bytes([33 + i]) * prompt, tokens))
+            alone[i] = run.to_end().ids[i]
+        tight = Run(core(slots=8, kv_tokens=kv_tokens, paged=True, prefix_cache=False))
+        for i, (prompt, tokens) in enumerate(shapes):
+            tight.core.add(request(i, bytes([33 + i]) * prompt, tokens))
+        while tight.core.busy():
+            tight.step()
+            assert tight.core.stats().kv_tokens_used <= kv_tokens
+        assert dict(tight.ids) == alone
+
+    def test_more_run_at_once_than_reservations_allow_and_the_newest_pays(self):
+        paged, reserving = (Run(core(slots=8, kv_tokens=400, paged=each)) for each in (True, False))
+        for run in (paged, reserving):
+            for i in range(8):
+                run.core.add(request(i, bytes([65 + i]) * 20, 100))
+            run.step()
+        assert (paged.core.stats().running, reserving.core.stats().running) == (8, 3)
+        paged.to_end()
+        assert paged.core.evictions > 0
+        assert paged.times[0][-1] < paged.times[7][-1]
+
+    def test_without_need_nothing_is_evicted(self):
+        run = Run(core(slots=4, kv_tokens=1000, paged=True))
+        for i in range(4):
+            run.core.add(request(i, bytes([65 + i]) * 20, 100))
+        run.to_end()
+        assert run.core.evictions == 0

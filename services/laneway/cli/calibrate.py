@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure what runs here.", no_args_is_help=True)
 
-NOISY_SPREAD = (
-    0.25  # of repeated measurements, beyond which a profile says more of the machine's day than of the engine
-)
+# Of repeated measurements; beyond it a profile says more of the machine's day than of the engine.
+NOISY_SPREAD = 0.15
 BUSY_LOAD = 0.5  # of the cores, from other work: figures will be worse than they need be
 PACKAGES = {"openvino": "openvino-genai", "simulated": "laneway"}  # whose version an engine has
 
@@ -144,7 +143,7 @@ async def _measured(settings: Settings, pool: Pool, *, quick: bool) -> EnginePro
 
 def _show(profile: EngineProfile) -> None:
     for name, text in (*_table_rows(profile), *_figure_rows(profile)):
-        print(f"{name:12}{text}")
+        print(f"{name:14}{text}")
 
 
 def _table_rows(profile: EngineProfile) -> Iterator[tuple[str, str]]:

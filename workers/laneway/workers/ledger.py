@@ -167,6 +167,8 @@ class Seats:
         """KV tokens by which the peak falls when it leaves."""
         if seat not in self._live:
             return 0
+        if not self._predicts:
+            return self._whole_blocks(seat.ask) * self.block_tokens
         self._remove(seat)
         try:
             return self._more_with(seat)
@@ -184,12 +186,14 @@ class Seats:
 
     def observe(self, stats: EngineStats) -> None:
         """After each step of the engine: what it holds beyond what it was given here counts as taken."""
-        given = sum(seat.ask.prompt_tokens + seat.made() * seat.ask.sequences for seat in self._live)
-        self._drift.observe(stats.kv_tokens_used + stats.prefilling_tokens, given)
+        self._drift.observe(stats.kv_tokens_used + stats.prefilling_tokens, self._given_tokens())
 
     def overrun_tokens(self) -> int:
         """KV tokens that must be freed lest the engine evict a sequence; 0 as long as all can go on."""
         if not self._predicts or not self._live:
+            return 0
+        most = self._given_tokens() + self._drift.tokens + 3 * len(self) * self.block_tokens
+        if most <= self.kv_tokens:  # as nearly always, and far cheaper to see
             return 0
         certain = sum(self._growth(seat).held_blocks for seat in self._live) + self._shared_blocks
         drift_blocks = self._drift.tokens / self.block_tokens
@@ -200,6 +204,10 @@ class Seats:
     @property
     def _predicts(self) -> bool:
         return self._capacity.paged and self._params().prediction
+
+    def _given_tokens(self) -> int:
+        """Of all prompts and answers so far."""
+        return sum(seat.ask.prompt_tokens + seat.made() * seat.ask.sequences for seat in self._live)
 
     @property
     def _capacity_blocks(self) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import structlog
-from msgspec.structs import replace
 
 from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
@@ -68,7 +67,7 @@ class Yielding:
         if not params.preemptions_max:
             return None
         speeds, now_s = self._speeds(), self._clock.now()
-        if not any(may_yield(self._standing(run), speeds, now_s, params) for run in self._lower()):
+        if not any(may_yield(self._standing(run, 0), speeds, now_s, params) for run in self._lower()):
             return None
         plan = None if staged else self._plan()
         elsewhere = plan is not None and places_elsewhere(plan.pool(self._pool.name), self._seats.slots_free) > 0
@@ -76,7 +75,7 @@ class Yielding:
 
     def make_room(self, kv_tokens: int, job_id: str) -> bool:
         victim = choose_victim(
-            [self._standing(run) for run in self._lower()],
+            [self._standing(run, self._seats.frees(run.seat)) for run in self._lower()],
             need_kv_tokens=kv_tokens,
             free_kv_tokens=self._seats.kv_tokens_free,
             speeds=self._speeds(),
@@ -97,7 +96,7 @@ class Yielding:
         if self._outgrown or any(run.outcome is not None for run in lower):  # one is on its way out
             return
         victim = choose_victim(
-            [replace(self._standing(run), kv_tokens=self._seats.holds(run.seat)) for run in lower],
+            [self._standing(run, self._seats.holds(run.seat)) for run in lower],
             need_kv_tokens=0,
             free_kv_tokens=0,
             speeds=self._speeds(),
@@ -131,13 +130,13 @@ class Yielding:
             self._rates.decode_tokens_per_s or self._pool.decode_tokens_per_s,
         )
 
-    def _standing(self, run: JobRun) -> Standing:
+    def _standing(self, run: JobRun, kv_tokens: int) -> Standing:
         task, record = run.job.task, run.job.record
         return Standing(
             run.job_id,
             run.lane,
             began_s=run.began_s,
-            kv_tokens=self._seats.frees(run.seat),
+            kv_tokens=kv_tokens,
             prompt_tokens=len(task.prompt_ids),
             generated=run.generated,
             predicted=self._predicted(run),

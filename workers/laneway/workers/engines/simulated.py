@@ -7,7 +7,9 @@ The next token is a function of all tokens before it and of nothing else (but th
 is the same alone and in a batch, and a run resumed from any of its ids goes on as the uninterrupted run would have.
 
 Memory is reserved as TensorRT-LLM does by default (GUARANTEED_NO_EVICT): a sequence joins the batch when prompt and
-max_tokens fit beside what the others have reserved, and is never evicted.
+max_tokens fit beside what the others have reserved, and is never evicted. With `paged` it is handed out as sequences
+grow, as OpenVINO GenAI and vLLM do: where a step needs more than there is, the newest sequence leaves the batch and is
+computed again, all that it had given included, when there is room.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ class _Sequence:
     cached: int = 0
     computed: int = 0  # tokens whose KV is in the cache
     made: int = 0
+    again: int = 0  # of these, tokens that are computed again with the prompt, since it was evicted
 
     @property
     def reserved(self) -> int:
@@ -66,7 +69,12 @@ class _Sequence:
 
     @property
     def prefill_left(self) -> int:
-        return max(0, len(self.request.prompt_ids) - self.computed)
+        return max(0, len(self.request.prompt_ids) + self.again - self.computed)
+
+    @property
+    def held(self) -> int:
+        """Tokens of KV that it was handed out."""
+        return max(self.computed, len(self.request.prompt_ids) + self.again)
 
 
 @dataclass(slots=True)
@@ -86,6 +94,7 @@ class SimulatedCore:
     _busy_s: float = 0.0
     _prefilled: int = 0
     _decoded: int = 0
+    evictions: int = 0
 
     def __post_init__(self) -> None:
         self._prefixes = PrefixCache(self.capacity.kv_tokens // BLOCK_TOKENS if self.options.prefix_cache else 0)
@@ -130,7 +139,7 @@ class SimulatedCore:
             busy_s=self._busy_s,
             prefilled_tokens=self._prefilled,
             decoded_tokens=self._decoded,
-            decoding=sum(s.made > 0 for s in self._batch.values()),
+            decoding=sum(s.made > 0 and not s.prefill_left for s in self._batch.values()),
         )
 
     def step(self, now_s: float) -> StepOutcome:
@@ -141,6 +150,7 @@ class SimulatedCore:
         if not self._batch:
             return StepOutcome(now_s, out, self.stats())
         self._inject_at_step()
+        self._evict()
         decoding = [s for s in self._batch.values() if not s.prefill_left]
         prefilling = self._prefill_pieces(len(decoding))
         if any(_holds(s.request, self.options.fault_crash_token_id) for s, _ in prefilling):
@@ -166,15 +176,34 @@ class SimulatedCore:
 
     def _admit(self) -> None:
         """In order: a sequence that does not fit yet holds back those behind it, so that it cannot starve."""
-        free = self.capacity.kv_tokens - sum(s.reserved for s in self._batch.values())
-        while self._queue and len(self._batch) < self.capacity.slots and self._queue[0].reserved <= free:
-            sequence = self._queue.pop(0)
-            free -= sequence.reserved
+        paged = self.capacity.paged
+        free = self.capacity.kv_tokens - sum(self._taken(s) if paged else s.reserved for s in self._batch.values())
+        while self._queue and len(self._batch) < self.capacity.slots:
+            sequence = self._queue[0]
+            free -= self._taken(sequence) if paged else sequence.reserved
+            if free < 0:
+                break
+            self._queue.pop(0)
             known = self._prefixes.found_tokens(sequence.blocks)
-            if known == len(sequence.request.prompt_ids):
+            if known == len(sequence.request.prompt_ids) + sequence.again:
                 known -= BLOCK_TOKENS  # the last token is computed in any case, for it gives the first of the answer
             sequence.cached = sequence.computed = known
             self._batch[sequence.request.id] = sequence
+
+    def _taken(self, sequence: _Sequence) -> int:
+        """Tokens of KV that it must have in this step, in whole blocks."""
+        block = self.capacity.block_tokens
+        return -(-(sequence.held + (not sequence.prefill_left)) // block) * block
+
+    def _evict(self) -> None:
+        """Makes room for what the batch adds in this step. One sequence alone always has room."""
+        if not self.capacity.paged:
+            return
+        while sum(map(self._taken, self._batch.values())) > self.capacity.kv_tokens:
+            _, newest = self._batch.popitem()
+            newest.computed, newest.again = 0, newest.made
+            self._queue.insert(0, newest)
+            self.evictions += 1
 
     def _prefill_pieces(self, decoding: int) -> list[tuple[_Sequence, int]]:
         budget = max(1, self.chunk_tokens - decoding)
@@ -295,7 +324,13 @@ def make_core(capacity: EngineCapacity, eos_ids: frozenset[int], options: Engine
         chunk = options.prefill_chunk_tokens or CHUNK_TOKENS_PACED
         kv_tokens = capacity.kv_tokens
     capacity = EngineCapacity(
-        capacity.slots, kv_tokens, capacity.context_length, capacity.vocabulary_size, block_tokens, chunk_tokens=chunk
+        capacity.slots,
+        kv_tokens,
+        capacity.context_length,
+        capacity.vocabulary_size,
+        block_tokens,
+        chunk_tokens=chunk,
+        paged=options.paged,
     )
     return SimulatedCore(capacity, price, options, eos_ids, chunk)
 
