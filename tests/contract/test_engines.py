@@ -291,6 +291,15 @@ class EngineContract:
         assert first.ids == again.ids
         assert (first.cached_tokens, again.cached_tokens > 300) == (0, True)
 
+    async def test_a_prompt_seen_before_comes_from_the_cache_also_behind_one_that_is_new(self, t: UnderTest):
+        known = [71 + n * n % 13 for n in range(700)]
+        await t.run(known, 4)
+        new = [t.submit([72 + (n * n + i) % (17 + i) for n in range(700)], 4) for i in range(2)]
+        again = t.submit(known, 4)
+        heard = await t.sink.ended([*new, again])
+        assert [h.cached_tokens > 300 for h in heard] == [False, False, True]
+        assert heard[0].cached_tokens == heard[1].cached_tokens == 0
+
     async def test_drain_tells_whether_something_still_runs(self, t: UnderTest):
         assert await t.engine.drain(0.0)
         live = t.submit(t.prompt(QUESTIONS[0]), 1500)

@@ -254,9 +254,12 @@ class OpenVinoEngine:
         decoding = sum(1 for r in self._running.values() if r.made)
         room = max(1, self._chunk_tokens - decoding)
         unused = room
+        behind = False  # another prompt, which took all that was left of this step
         for running in self._running.values():
             if not running.made:
-                running.offered += room
+                if not behind:
+                    running.offered += room
+                    behind = not running.handle.can_read()
                 computed = min(running.left, unused)
                 running.left -= computed
                 unused -= computed
