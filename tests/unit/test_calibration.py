@@ -63,7 +63,8 @@ def written(found: Measured) -> EngineProfile:
 @pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
 async def test_the_h100_profile_is_found_back(quick: bool):
     true = load_profile(H100)
-    profile = written(await measured(quick=quick))
+    found_in = await measured(quick=quick)
+    profile = written(found_in)
     figures = profile.engine
     assert figures is not None
     assert figures.load_s == 3.0
@@ -75,7 +76,9 @@ async def test_the_h100_profile_is_found_back(quick: bool):
     price = ProfilePrice(true)
     for batch, row in zip(profile.decode.batch, profile.decode.ms, strict=True):
         for context, ms in zip(profile.decode.context, row, strict=True):
-            assert ms == pytest.approx(price.step_s([], [context] * batch) * 1e3, rel=0.02 if quick else 0.05)
+            measured_there = (batch, context) in found_in.decode  # the KV does not hold the largest; these are fitted
+            expected_ms = price.step_s([], [context] * batch) * 1e3
+            assert ms == pytest.approx(expected_ms, rel=0.01 if measured_there else 0.08)
     found, expected = figures.step_times, step_times(true)
     assert found.base_s == pytest.approx(expected.base_s, rel=0.03)
     assert found.prefill_token_s == pytest.approx(expected.prefill_token_s, rel=0.05)
