@@ -25,6 +25,9 @@ Times are stated corrected by what earlier ones came to, with their 90 % bounds,
 (facts). Source: policy.md (a). O(tiers). Left out of it: the lane demotion (no contract can allow it yet), moving to
 another region, and the shedding of tenants over their share by sojourn time: the fair shares of promised places do part
 of that.
+
+Known failure modes: lengths that changed (a new prompt template) mislead until the sketches follow, which audits and
+corrections (policy.calibration) bound; doors judge the same room between two plans.
 """
 
 from __future__ import annotations

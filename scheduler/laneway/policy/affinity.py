@@ -2,6 +2,8 @@
 
 A home is a slot of a pool, not a worker: jobs name slots, and the scheduler says who serves them, so that a worker that
 dies takes no name with it. A home is a wish, never a condition: any worker may run any job. Pure values in and out.
+
+Source: DESIGN 5, bounded-load rendezvous hashing.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 Units: times are Unix seconds (`_s`), work is device-seconds (one worker at full use does one device-second a second),
 rates are device-seconds per second.
+
+Source: policy.md (a), latest start, and ADR 7. O(1), `stagger` O(jobs). Known failure modes: a service that is
+predicted too short makes a job start too late by as much as the margin does not cover; capacity below the floor rate
+makes jobs late that nobody but NATS releases.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Capacity is counted in device-seconds a second: one worker gives at most one. Desired workers are policy.desired's.
 Cost: O(workers + points of the demand curves + nearest jobs), whatever the number of parked jobs.
+
+Source: DESIGN 2, policy.md (g) for what it wants. Known failure mode: leases are up to a second old, so that what it
+says of running work and free places lags by that much where deliveries are not known.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@ priority demand waits for it while the pool is busy (policy.holding). Releases n
 before its not-before. Changes nothing: the caller acts, then charges.
 
 Cost: O(T) for the tenants with work, and O(log T) for each job released; nothing reads the jobs that stay.
+
+Units: jobs, seconds, device-milliseconds. Source: policy.md (c) and (i), DESIGN 5. Known failure modes: a place that
+the plan shows free and a worker's budget does not take leaves a job ready and waiting; service times of jobs that
+ended say little of those to come, so that the ready part is too long or too short for some seconds.
 """
 
 from __future__ import annotations

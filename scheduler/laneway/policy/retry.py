@@ -8,6 +8,10 @@ run without a key to recognise it by, or that could not end in time.
 
 Reading on in a job that exists runs nothing again. It is bounded by the length of the outage and not by attempts, and
 pays from no budget: one read of each stream in some seconds, after a delay that is always jittered, is no storm.
+
+Seconds and attempts; deposits, expiry and back-off are policy.md (f). O(1): a budget has one entry for each second of
+its expiry. Known failure modes: a caller that calls rarely lives on the floor alone; budgets of several processes of
+one caller do not know of each other.
 """
 
 from __future__ import annotations

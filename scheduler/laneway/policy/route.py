@@ -3,6 +3,9 @@
 Filters first (allowed, serves the model, not draining, heard of and healthy), then a score in seconds, lower is better:
 round trip, wait for a place, time to load a model that is not resident, price by what the lane may pay for a second,
 and a small pull towards home. Knows nothing of how digests travel.
+
+Source: policy.md (e). O(R log R) for R regions. Known failure mode: several callers choose the same region between two
+digests; waits of old digests are stretched, and a region that is not heard of is left out.
 """
 
 from __future__ import annotations

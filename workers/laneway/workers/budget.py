@@ -314,6 +314,9 @@ class Budget:
         load, params, head = self.load(), self._params(), self._next_lower()
         depth = policy.credit_needed(self._prompt(head), load, params) if head is not None else 0.0
         self.credit = policy.refilled(self.credit, max(0.0, passed_s), load, self.theta, params, depth)
+        if load.priority and passed_s > 0.0:
+            metrics.PROTECTED.labels(self._pool.name).inc(passed_s)
+            metrics.GRANTED.labels(self._pool.name).inc(passed_s * policy.credit_rate(load, self.theta, params))
         if now_s - self._near_s > RECENT_S and load.recent:
             self._changed()
 

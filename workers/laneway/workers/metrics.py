@@ -29,6 +29,12 @@ KV_OUTGROWN = metrics.counter(
     ["pool"],
 )
 PREFILL = metrics.histogram("laneway_worker_prefill_seconds", "From submission to the first token", ["pool", "lane"])
+PROTECTED = metrics.counter(
+    "laneway_worker_protected_seconds", "Time in which the interference budget holds lower-lane prompts back", ["pool"]
+)
+GRANTED = metrics.counter(
+    "laneway_worker_lower_granted_tokens", "Prompt tokens that it paid out to the lower lanes meanwhile", ["pool"]
+)
 SHARED = metrics.counter(
     "laneway_worker_shared_total", "Jobs that joined the sequence of an identical one", ["pool", "lane"]
 )
