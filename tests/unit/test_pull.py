@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import (
     LaneView,
+    LetGo,
     MakeRoom,
     Pull,
     PullParams,
@@ -201,6 +203,50 @@ def test_what_fits_starts_though_a_run_might_yield():
     assert next_step(lanes(*LANES), room, Turns(), PARAMS) == Pull(Lane.PRIORITY, 1)
 
 
+def test_a_pull_that_is_held_has_its_slot():
+    assert next_step(lanes(Lane.PRIORITY), held(4, 1), Turns(), PARAMS) == Pull(Lane.PRIORITY, 3)
+    assert next_step(lanes(Lane.BATCH), held(4, 1), Turns(), PARAMS) == Pull(Lane.BATCH, 3)
+    assert next_step(lanes(), held(1, 1), Turns(), PARAMS) is None
+
+
+@pytest.mark.parametrize("view", [lanes(Lane.PRIORITY), lanes(Lane.BATCH), lanes(staged={Lane.DEFERRABLE: 10})])
+def test_a_held_pull_is_let_go_for_whoever_may_have_its_slot(view: list[LaneView]):
+    assert next_step(view, held(1, 1), Turns(), PARAMS) == LetGo()
+    assert next_step(view, held(2, 2), Turns(), PARAMS) == LetGo()
+
+
+def test_no_held_pull_is_let_go_for_a_job_that_does_not_fit_or_may_not_start():
+    assert next_step(lanes(staged={Lane.PRIORITY: 9000}), held(1, 1), Turns(), PARAMS) is None
+    assert next_step(lanes(staged={Lane.BATCH: 9000}), held(1, 1), Turns(), PARAMS) is None
+    assert next_step(lanes(Lane.BATCH), held(1, 1, reserved=1), Turns(), PARAMS) is None
+    assert next_step(lanes(Lane.BATCH), held(1, 1, lower=0), Turns(), PARAMS) is None
+
+
+def test_a_due_floor_has_a_held_pull_let_go():
+    due = Turns(priority_run=9)
+    assert next_step(lanes(Lane.BATCH), held(1, 1, reserved=1), due, PARAMS) == LetGo()
+
+
+def held(slots: int, count: int, *, lower: int = 64, reserved: int = 0) -> Room:
+    return Room(slots, 8000, 1000, lower, lower, reserved, held=count)
+
+
+def test_the_floor_yields_while_priority_misses_its_targets():
+    due, room = Turns(priority_run=9), replace(WIDE, overloaded=True)
+    assert next_step(lanes(*LANES), room, due, PARAMS) == Pull(Lane.PRIORITY, 8)
+    assert next_step(lanes(Lane.DEFERRABLE, Lane.BATCH), room, due, PARAMS) == Pull(Lane.DEFERRABLE, 4)
+
+
+def test_a_lane_with_a_job_at_its_latest_start_has_its_floor_whatever_priority_misses():
+    due, room = Turns(priority_run=9), replace(WIDE, overloaded=True)
+    view = [replace(each, due=each.lane is Lane.BATCH) for each in lanes(*LANES)]
+    assert floor_is_due(view, due, PARAMS, overloaded=True) == {Lane.BATCH}
+    assert next_step(view, room, due, PARAMS) == Pull(Lane.BATCH, 1)
+    staged = [replace(each, due=each.lane is Lane.BATCH) for each in lanes(*LANES, staged={Lane.BATCH: 10})]
+    assert next_step(staged, room, due, PARAMS) == Start(Lane.BATCH)
+    assert next_step(staged, replace(room, floor_places=0), due, PARAMS) == Pull(Lane.PRIORITY, 8)
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -228,7 +274,18 @@ views = st.lists(
         )
     ).map(lambda rest: [*first, *rest])
 )
-rooms = st.builds(Room, st.integers(0, 64), st.integers(0, 100_000), st.integers(1, 4096), st.just(64), st.just(64))
+rooms = st.builds(
+    Room,
+    st.integers(0, 64),
+    st.integers(0, 100_000),
+    st.integers(1, 4096),
+    st.integers(0, 64),
+    st.integers(0, 64),
+    st.integers(0, 4),
+    st.integers(0, 4096),
+    st.integers(0, 4),
+    st.booleans(),
+)
 turns_ = st.builds(Turns, st.integers(0, 50), st.integers(0, 50))
 
 
@@ -246,7 +303,52 @@ def test_a_step_never_exceeds_the_room(view: list[LaneView], room: Room, turns: 
 
 @given(views, rooms, turns_)
 def test_work_is_conserved(view: list[LaneView], room: Room, turns: Turns):
-    """Whenever a lane wants something, there is room, and nothing staged is in the way, the worker does something."""
+    """A worker acts whenever a lane wants something that it has room for, and nothing staged is in the way."""
     free = room.slots > 0 and room.kv_tokens > 0
-    if free and any(v.wants for v in view) and all(v.staged_tokens is None for v in view):
+    lower = min(room.slots - room.reserved_slots, room.lower_places, room.kv_tokens - room.reserved_kv_tokens) > 0
+    able = [v for v in view if v.wants and v.staged_tokens is None and (v.lane is Lane.PRIORITY or lower)]
+    if free and able and all(v.staged_tokens is None for v in view):
         assert next_step(view, room, turns, PARAMS) is not None
+
+
+@given(views, rooms, turns_)
+def test_a_step_stays_within_what_its_lane_may_take(view: list[LaneView], room: Room, turns: Turns):
+    """No lower lane exceeds the gate, and none takes what is reserved or held, unless its floor is due."""
+    step = next_step(view, room, turns, PARAMS)
+    if not isinstance(step, Pull | Start):
+        return
+    jobs = step.batch if isinstance(step, Pull) else 1
+    assert jobs <= room.slots - room.held
+    if step.lane is Lane.PRIORITY:
+        return
+    if step.lane in floor_is_due(view, turns, PARAMS, overloaded=room.overloaded):
+        assert jobs <= room.floor_places
+    else:
+        assert jobs <= room.lower_places
+        assert jobs <= room.slots - room.reserved_slots
+        assert room.kv_tokens > room.reserved_kv_tokens
+
+
+@given(views, rooms, turns_, st.permutations(range(3)))
+def test_the_order_of_the_lanes_decides_nothing(view: list[LaneView], room: Room, turns: Turns, order: list[int]):
+    assert next_step([view[i] for i in order], room, turns, PARAMS) == next_step(view, room, turns, PARAMS)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=200))
+def test_no_lane_gets_more_than_its_share_while_another_waits(waiting: list[tuple[bool, bool, bool]]):
+    """Job by job, whoever waits: after any stretch in which all waited, priority has at most floor_turns - 1 of
+    floor_turns starts, and batch at most one of deferrable_per_batch + 1 of the lower lanes'."""
+    turns, run, lower_run = Turns(), 0, 0
+    for flags in waiting:
+        view = [LaneView(lane, flag) for lane, flag in zip(LANES, flags, strict=True)]
+        step = next_step(view, room_of(1, 8000, 1000), turns, PARAMS)
+        if step is None:
+            continue
+        assert isinstance(step, Pull)
+        priority, lower_waits = step.lane is Lane.PRIORITY, flags[1] or flags[2]
+        run = run + 1 if priority and lower_waits else 0
+        assert run < PARAMS.floor_turns
+        if flags[1] and flags[2] and not priority:
+            lower_run = lower_run + 1 if step.lane is Lane.DEFERRABLE else 0
+            assert lower_run <= PARAMS.deferrable_per_batch
+        turns = started(turns, step.lane, 1, view)
