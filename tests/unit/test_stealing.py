@@ -67,8 +67,7 @@ def test_patience_is_what_the_prefix_saves_and_never_more_than_a_part_of_the_tar
     assert patience_s(2000, 10_000.0, 1.0) == pytest.approx(0.2)
     assert patience_s(2000, 1_000.0, 1.0) == pytest.approx(0.25)
     assert patience_s(2000, 1_000.0, 3600.0) == pytest.approx(2.0)
-    assert patience_s(0, 1_000.0, 1.0) == 0.0
-    assert patience_s(None, 1_024.0, 3600.0) == pytest.approx(1.0)  # not measured
+    assert patience_s(0, 1_000.0, 1.0) == pytest.approx(0.05)  # its worker needs a moment
     assert patience_s(2000, 0.0, 2.0) == pytest.approx(0.5)  # the rate is not known
     assert patience_s(2000, 1_000.0, 1.0, StealParams(ttft_share=0.0)) == 0.0
 
@@ -82,13 +81,12 @@ def test_it_is_known_when_to_look_again():
 
 def test_what_prefixes_save_is_learned_and_forgotten():
     saved = PrefixSaved()
-    assert saved.tokens is None
-    saved.heard(1000)
-    assert saved.tokens == 1000
+    assert saved.tokens == 1024
+    saved.heard(0)
+    assert saved.tokens == pytest.approx(922, abs=1)  # the first turns of conversations find nothing
     for _ in range(60):
-        saved.heard(0)
-    assert saved.tokens is not None
-    assert saved.tokens < 10
+        saved.heard(2000)
+    assert saved.tokens == pytest.approx(2000, abs=5)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])

@@ -24,7 +24,7 @@ class StealReason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class StealParams:
     ttft_share: float = 0.25  # of the TTFT target: a job waits no longer for one worker
-    prefix_tokens: float = 1024.0  # that a cached prefix is taken to save until that was measured
+    least_s: float = 0.05  # the time that its worker needs to take a job which it has room for
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.ttft_share <= 1.0:
@@ -48,19 +48,19 @@ class Turn(Struct, frozen=True):
 
 
 def patience_s(
-    saved_tokens: float | None, prefill_tokens_per_s: float, ttft_target_s: float, params: StealParams = StealParams()
+    saved_tokens: float, prefill_tokens_per_s: float, ttft_target_s: float, params: StealParams = StealParams()
 ) -> float:
     """How long a job of another's slot is left to it: min(seconds that its cached prefix saves, 0.25 x TTFT target).
 
-    `saved_tokens`: prompt tokens that a job of a home finds cached on average; None: not measured yet. What they save
-    is saved / prefill rate. DESIGN 5, "Affinity". O(1). Failure mode: an average hides the one long conversation, whose
-    prefix would have been worth more waiting.
+    `saved_tokens`: prompt tokens that a job of a home finds cached on average. What they save is saved / prefill rate,
+    and taken for `least_s` at least: a worker that has room takes its jobs within that, and who was quicker would keep
+    caches from ever getting warm. DESIGN 5, "Affinity". O(1). Failure mode: an average hides the one long conversation,
+    whose prefix would have been worth more waiting.
     """
     limit_s = params.ttft_share * ttft_target_s
     if prefill_tokens_per_s <= 0.0:
         return limit_s
-    tokens = params.prefix_tokens if saved_tokens is None else saved_tokens
-    return min(limit_s, max(0.0, tokens) / prefill_tokens_per_s)
+    return min(limit_s, max(params.least_s, saved_tokens / prefill_tokens_per_s))
 
 
 def next_turn(slots: Sequence[Slot], *, plan_fresh: bool, patience_s: float) -> Turn | None:
@@ -102,14 +102,15 @@ def _reason(slot: Slot, plan_fresh: bool) -> StealReason | None:
 
 
 class PrefixSaved:
-    """How many prompt tokens a job of a home finds cached here: a mean that forgets."""
+    """How many prompt tokens a job of a home finds cached here: a mean that forgets, and begins with a guess, since the
+    first jobs find nothing."""
 
     WEIGHT = 0.1
+    PRIOR_TOKENS = 1024.0
 
     def __init__(self) -> None:
-        self.tokens: float | None = None
+        self.tokens = self.PRIOR_TOKENS
 
     def heard(self, cached_tokens: int) -> None:
         """Of a job that came by our own home slot, once it has its first token."""
-        before = self.tokens
-        self.tokens = float(cached_tokens) if before is None else before + self.WEIGHT * (cached_tokens - before)
+        self.tokens += self.WEIGHT * (cached_tokens - self.tokens)
