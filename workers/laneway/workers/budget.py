@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
@@ -31,23 +30,13 @@ from laneway.workers.ledger import Seats
 from laneway.workers.prefixes import KnownPrefixes
 from laneway.workers.prewarm import Entry
 from laneway.workers.sequences import SequenceOwner, Sequences
+from laneway.workers.tpots import LIVE_TOKENS_MIN, Tpot, Tpots
 
 RECENT_S = 5.0  # priority counts as near for so long after it was here
 PHI_WEIGHT = 0.02  # of the newest step; about the last 50 count
 BLOCK_TOKENS = 32  # of a prefix cache whose engine does not say: the largest that those in use have
-TPOT_SPAN_S = 60.0
-TPOT_SAMPLES_KEPT = 512
-TPOT_LIVE_TOKENS = 8  # a run with fewer says little yet
 REMAINING_TOKENS_MIN = 32  # a run goes on for as long as it was, or for so many tokens
 COST_MIN, COST_CAP = 0.5, 3.0  # of its tokens, what a slice may be charged by the time it took
-
-
-class Tpot(Struct, frozen=True):
-    """What a priority job got."""
-
-    at_s: float  # monotonic
-    tpot_s: float
-    target_s: float
 
 
 class Near(Struct, frozen=True):
@@ -89,7 +78,7 @@ class Budget:
         self._near: Near | None = None
         self._near_s = -math.inf
         self._theta_s = clock.monotonic()
-        self._tpots: deque[Tpot] = deque(maxlen=TPOT_SAMPLES_KEPT)
+        self._tpots = Tpots()
         self._load: Load | None = None
         self._why = policy.OPEN
         self._pumping = False
@@ -140,8 +129,7 @@ class Budget:
         del self._entries[entry]
         if entry.lane is Lane.PRIORITY:
             self.arrivals.left(entry.prompt_tokens + entry.made, now_s - entry.entered_s)
-            if entry.tpot_s:
-                self._tpots.append(Tpot(now_s, entry.tpot_s, entry.tpot_target_s))
+            self._tpots.ended(now_s, entry.tpot_s, entry.tpot_target_s)
         self._changed()
         self._pump_soon()
 
@@ -262,13 +250,13 @@ class Budget:
 
     def _move_theta(self, now_s: float) -> None:
         passed_s, self._theta_s = now_s - self._theta_s, now_s
-        ratios = [t.tpot_s / t.target_s for t in self._tpots if now_s - t.at_s <= passed_s and t.target_s > 0.0]
-        ratios += [
-            e.tpot_s / e.tpot_target_s
+        running = [
+            Tpot(now_s, e.tpot_s, e.tpot_target_s)
             for e in self._entries
-            if e.lane is Lane.PRIORITY and e.made >= TPOT_LIVE_TOKENS and e.tpot_target_s > 0.0
+            if e.lane is Lane.PRIORITY and e.made >= LIVE_TOKENS_MIN and e.tpot_target_s > 0.0
         ]
-        self.theta = policy.next_theta(self.theta, _p95(ratios), passed_s, self._params())
+        measured = self._tpots.ratio_p95(now_s, passed_s, running)
+        self.theta = policy.next_theta(self.theta, measured, passed_s, self._params())
 
     # --- what it comes to ----------------------------------------------------------------------------
 
@@ -354,11 +342,12 @@ class Budget:
         return self._kept_free().kv_tokens
 
     def look_in_s(self) -> float | None:
-        if self._why != policy.BUDGET:
+        if self.why() != policy.BUDGET:
             return None
         return policy.wait_s(Prompt(1), self.credit, self.load(), self.theta, self._params())
 
     def why(self) -> str:
+        self.lower_places()
         return self._why
 
     def _kept_free(self) -> rooms.Kept:
@@ -391,8 +380,7 @@ class Budget:
 
     @property
     def priority_tpot_p95_s(self) -> float:
-        now_s = self._clock.monotonic()
-        return _p95([t.tpot_s for t in self._tpots if now_s - t.at_s <= TPOT_SPAN_S]) or 0.0
+        return self._tpots.p95_s(self._clock.monotonic())
 
 
 def prior_times(pool: Pool, chunk_tokens: int) -> StepTimes:
@@ -410,7 +398,3 @@ def prior_times(pool: Pool, chunk_tokens: int) -> StepTimes:
 
 def _space(request: EngineRequest) -> tuple[str, str]:
     return request.adapter, request.cache_salt
-
-
-def _p95(values: list[float]) -> float | None:
-    return sorted(values)[math.ceil(0.95 * len(values)) - 1] if values else None
