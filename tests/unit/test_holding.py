@@ -51,12 +51,15 @@ def test_what_fits_nowhere_is_not_held() -> None:
 def test_a_slots_work_is_spread_over_its_minute_and_a_moment_as_good_takes_all() -> None:
     plan = planned([(NOW_S + 7_300, 60.0)])
     at = plan.portions[0].start_s
-    now = {"released_device_s": 0.0, "price_now": 0.8, "in_use": 0.9}
-    assert hold_now(plan, now_s=NOW_S, **now).device_s == 0.0
-    assert hold_now(plan, now_s=at + 30, **now).device_s == pytest.approx(30.0)
-    assert hold_now(plan, now_s=at + 30, **(now | {"released_device_s": 25.0})).device_s == pytest.approx(5.0)
-    assert hold_now(plan, now_s=at + 60, **now) == Hold(price=0.8, low=True)
-    assert not hold_now(plan, now_s=NOW_S, **(now | {"price_now": 0.14})).holds, "0.05 above the trough is as good"
+
+    def held(now_s: float, *, released: float = 0.0, price: float = 0.8) -> Hold:
+        return hold_now(plan, released_device_s=released, price_now=price, in_use=0.9, now_s=now_s)
+
+    assert held(NOW_S).device_s == 0.0
+    assert held(at + 30).device_s == pytest.approx(30.0)
+    assert held(at + 30, released=25.0).device_s == pytest.approx(5.0)
+    assert held(at + 60) == Hold(price=0.8, low=True)
+    assert not held(NOW_S, price=0.14).holds, "0.05 above the trough is as good"
 
 
 def test_an_idle_pool_holds_nothing() -> None:

@@ -310,6 +310,12 @@ class ParkIndex:
                 return False
         return places > 0
 
+    def heads(self, pool: str, lane: Lane) -> Iterator[tuple[str, ParkSubject]]:
+        """Each tenant that has a job which may be released, with the first of these."""
+        shelf = self._shelves.get((pool, lane))
+        for tenant, queue in shelf.queues.items() if shelf else ():
+            yield tenant, queue.first()
+
     def queue(self, pool: str, lane: Lane, tenant: str) -> Iterator[ParkSubject]:
         """A tenant's jobs that may be released, in the order of release."""
         return iter(self._shelves[pool, lane].queues[tenant])

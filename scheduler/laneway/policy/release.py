@@ -276,34 +276,43 @@ def _tenant_turns(
     busy: Container[str],
 ) -> Iterator[ParkSubject]:
     """The jobs of one lane in the tenants' turns. The caller charges each before it asks for the next."""
-    turns: list[tuple[float, int, str, ParkSubject, Iterator[ParkSubject]]] = []
+    heads: dict[str, ParkSubject] = {}
+    queues: dict[str, Iterator[ParkSubject]] = {}  # of the tenants whose turn came
 
-    def enqueue(tenant: str, park: ParkSubject, queue: Iterator[ParkSubject]) -> None:
+    def following(tenant: str) -> ParkSubject | None:
+        queue = queues.get(tenant)
+        if queue is None:
+            queue = queues[tenant] = index.queue(pool, lane, tenant)
+            if tenant in heads:
+                next(queue)
+        return next((each for each in queue if each.job not in taken), None)
+
+    def entry(tenant: str, park: ParkSubject) -> tuple[float, int, str]:
+        heads[tenant] = park
         key = counters.of(tenant)
         if park.group in busy:
             key += fair.locality_tokens / fair.tenant_weight(tenant)
-        heapq.heappush(turns, (key, park.due_ms, tenant, park, queue))
+        return key, park.due_ms, tenant
 
-    def following(queue: Iterator[ParkSubject]) -> ParkSubject | None:
-        return next((each for each in queue if each.job not in taken), None)
-
-    for tenant in index.tenants(pool, lane):
-        queue = index.queue(pool, lane, tenant)
-        if (first := following(queue)) is not None:
-            enqueue(tenant, first, queue)
+    turns: list[tuple[float, int, str]] = []
+    for tenant, first in index.heads(pool, lane):
+        park = first if first.job not in taken else following(tenant)
+        if park is not None:
+            turns.append(entry(tenant, park))
+    heapq.heapify(turns)
     while turns:
-        _, _, tenant, park, queue = heapq.heappop(turns)
-        ahead = fair.locality_tokens / fair.tenant_weight(tenant)
-        last_key = turns[0][0] + ahead if turns else math.inf
+        tenant = heapq.heappop(turns)[2]
+        park = heads[tenant]
+        last_key = turns[0][0] + fair.locality_tokens / fair.tenant_weight(tenant) if turns else math.inf
         jobs = 0
         while True:
             yield park
             jobs += 1
-            after = following(queue)
+            after = following(tenant)
             if after is None:
                 break
             together = after.group == park.group and jobs < fair.turn_jobs_max
             park = after
             if not together or counters.of(tenant) >= last_key:
-                enqueue(tenant, park, queue)
+                heapq.heappush(turns, entry(tenant, park))
                 break
