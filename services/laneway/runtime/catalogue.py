@@ -20,7 +20,6 @@ from laneway.runtime.engine_profile import (
     prefill_tokens_per_s,
     step_times,
 )
-from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.settings import ModelSettings, Settings
 
 ENGINE_CAPABILITIES: dict[str, Capabilities] = {
