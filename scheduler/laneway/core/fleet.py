@@ -128,7 +128,7 @@ class PoolPlan(Struct, frozen=True):
     reserved_slots: int = 0  # places kept free for priority jobs that may come
     step_times: StepTimes = StepTimes()  # of a worker
     hot_prefixes: tuple[int, ...] = ()
-    desired_reason: str = ""  # what asks for desired_workers: SLO, DUE, KV, RUNNING, PLANNED
+    desired_reason: str = ""  # what asks for desired_workers: SLO, DUE, KV, RUNNING, COLD, PLANNED
 
     def lane(self, lane: Lane) -> LanePlan:
         for plan in self.lanes:
