@@ -15,6 +15,7 @@ from tests.sim.system.engines import PROMPT_END
 from tests.sim.system.region import CRASH_ID, ERROR_ID, REGION
 
 TENANTS = ("acme", "bravo", "corto")
+SESSIONS = ("", "", "morning", "noon", "night")
 WIRE_LANE = {
     Lane.PRIORITY: common_pb2.LANE_PRIORITY,
     Lane.DEFERRABLE: common_pb2.LANE_DEFERRABLE,
@@ -81,6 +82,7 @@ class Ask:
     seed: int | None = None
     penalty: float | None = None
     whole: bool = False  # on to max_tokens
+    session: str = ""  # that it belongs to, and goes to one home slot with
     key: str = ""
     keeps: bool = False
     slow: bool = False
@@ -118,7 +120,9 @@ class Ask:
             contract.not_before.FromMicroseconds(round((self.asked_s + self.not_before_s) * 1e6))
         tokens = task_pb2.TokenPrompt(ids=self.prompt)
         return task_pb2.JobSpec(
-            model="chat", generate=task_pb2.GenerateTask(tokens=tokens, sampling=sampling), contract=contract
+            model="chat",
+            generate=task_pb2.GenerateTask(tokens=tokens, sampling=sampling, session_id=self.session),
+            contract=contract,
         )
 
     def keyed_id(self) -> str:
@@ -140,6 +144,9 @@ def draw_asks(seed: int, count: int, span_s: float) -> list[Ask]:
         lane = random.choice((*Lane, Lane.PRIORITY))
         for _ in range(min(burst, count - len(asks))):
             asks.append(_draw(random, len(asks), at_s + random.uniform(0.0, 0.3), lane, poison=poison))
+    sessions = Random(f"{seed} sessions")
+    for ask in asks:
+        ask.session = sessions.choice(SESSIONS)
     return sorted(asks, key=lambda ask: ask.at_s)
 
 

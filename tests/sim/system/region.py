@@ -59,6 +59,7 @@ class Shape(Struct, frozen=True):
     inline_bytes_max: int = 100_000  # of a task in a lane message
     tenant_jobs_max: int = 1000
     tenant_streams_max: int = 1000
+    home_slots: int | None = 2  # None: as many as workers
 
 
 def draw_shape(seed: int) -> Shape:
@@ -72,6 +73,7 @@ def draw_shape(seed: int) -> Shape:
         inline_bytes_max=random.choice((100_000, 100_000, 100)),
         tenant_jobs_max=random.choice((1000, 1000, 6)),
         tenant_streams_max=random.choice((1000, 1000, 4)),
+        home_slots=Random(f"{seed} homes").choice((None, 2, 2, 2, 4, 0)),
     )
 
 
@@ -100,6 +102,7 @@ def settings_of(shape: Shape) -> Settings:
                 context_length=512,
                 slots=shape.slots,
                 workers=shape.workers,
+                home_slots=shape.home_slots,
                 kv_tokens=1600,
                 queue_length=8,
                 max_tokens_default=16,

@@ -51,6 +51,7 @@ class Report:
     digest: str  # of all that was sent to the server, and when
     virtual_s: float
     ended: dict[str, int] = field(default_factory=dict)
+    started: dict[str, int] = field(default_factory=dict)  # attempts by why they ran
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {len(self.complaints)} complaints", *self.complaints, "faults:", *self.faults]
@@ -80,7 +81,9 @@ async def _simulate(seed: int, shape: Shape, asks: int, faults: int, log: list[s
         region.undisturbed = not plan.faults and not any(CRASH_ID in ask.prompt for ask in callers.asks)
         complaints = await _trouble_and_peace(region, callers, plan, log)
         complaints += check_all(region, callers.asks)
-        return Report(seed, complaints, plan.applied, log, digest.hexdigest(), loop.time(), _ends(region))
+        return Report(
+            seed, complaints, plan.applied, log, digest.hexdigest(), loop.time(), _ends(region), _starts(region)
+        )
     finally:
         await region.close()
 
@@ -108,6 +111,11 @@ def _ends(region: Region) -> dict[str, int]:
     """How many jobs ended how."""
     finals = (region.history.final(job_id) for job_id in region.history.jobs)
     return dict(Counter(final.state.value if final is not None else "none" for final in finals))
+
+
+def _starts(region: Region) -> dict[str, int]:
+    finals = (region.history.final(job_id) for job_id in region.history.jobs)
+    return dict(Counter(attempt.reason for final in finals if final is not None for attempt in final.lineage))
 
 
 def _watch_wire(region: Region, loop: SimLoop) -> Any:

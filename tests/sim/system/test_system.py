@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 
+from laneway.policy.stealing import StealReason
 from tests.sim.system.faults import KINDS, draw_faults
 from tests.sim.system.run import FAULTS_S, simulate
 
@@ -65,6 +66,15 @@ def test_the_seeds_of_ci_have_faults_of_every_kind():
     drawn = Counter(fault.kind for seed in range(SEEDS) for fault in draw_faults(seed, hosts, 14, FAULTS_S))
     assert set(drawn) == set(KINDS)
     assert min(drawn.values()) >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_seeds_of_ci_take_jobs_from_every_kind_of_home_slot():
+    started: Counter[str] = Counter()
+    for seed in range(8):
+        started.update(simulate(seed).started)
+    assert {"LANE", "TAKEOVER", StealReason.WAITED, StealReason.ORPHAN} <= set(started)
 
 
 @pytest.mark.slow
