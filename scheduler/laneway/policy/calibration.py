@@ -38,9 +38,9 @@ from laneway.core.job import Estimate, JobRecord
 from laneway.core.lanes import JobState, Lane
 
 COVERAGE = 0.9
-GAIN = 0.01  # of the level for each job
-LEVEL_MIN, LEVEL_MAX = 0.75, 0.985
-HALF_LIFE = 150  # jobs: what is older than twice as many is forgotten
+GAIN = 0.005  # of the level for each job
+LEVEL_MIN, LEVEL_MAX = 0.7, 0.995
+HALF_LIFE = 500  # jobs: what is older than twice as many is forgotten; fewer would run behind swings of the load
 PRIOR = 10.0  # jobs that speak for factors of 1
 FACTOR_MIN, FACTOR_MAX = 0.1, 10.0  # no factor is believed beyond
 RATIO_MAX = 100.0  # a real time counts as so many times its estimate at most

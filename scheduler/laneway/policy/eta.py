@@ -7,6 +7,7 @@
                W     = device-seconds of its lane that are due no later, and of the lanes above; P the same in prompt
                        tokens, by the mix of this request; less what free slots take at once
                mu_res = max( floor x mu, mu - lambda_priority x service / slots )
+               (of a lane below another: by turns, of which it has at least its share, and after what comes in above)
     all        completion = wait + service; service from the step times at the expected batch, or from mean rates
                bound = estimate + z x sigma of the wait; for the answer, with what it takes longer at its 90 % length
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from msgspec import Struct
@@ -30,6 +31,7 @@ from msgspec.structs import replace
 from laneway.core.catalogue import Pool
 from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
 from laneway.core.lanes import PARKING_LANES, Lane
+from laneway.policy.inflow import Flow
 
 
 class Load(Struct, frozen=True):
@@ -54,6 +56,7 @@ class PoolView(Struct, frozen=True):
     stale: bool = False  # no valid plan: the numbers of workers come from leases, those of lanes may be old
     since: Load = Load()
     paused: frozenset[Lane] = frozenset()
+    inflow: Mapping[Lane, Flow] = {}  # work that comes into each lane
 
 
 def pool_view(pool: str, plan: Plan | None, leases: Iterable[WorkerLease], since: Load, *, fresh: bool) -> PoolView:
@@ -270,9 +273,13 @@ def parking_eta(
         free = max(1, pool.workers) * pool.slots
     taken_at_once = free * mean
     ahead = max(0.0, own + above - taken_at_once)
-    queue = ahead / capacity
-    if above and share < 1.0:  # its own turns come whatever waits above
-        queue = min(queue, max(0.0, own - taken_at_once * share) / (capacity * share))
+    inflow = sum(view.inflow[each].rate for each in _above(lane) if each in view.inflow)
+    queue = _turns_s(ahead, min(ahead, above), capacity, share, inflow)
+    less = _unsteady(view, lane, queue + service, mean)
+    sigma = math.hypot(
+        SERVICE_SPREAD * (ahead * mean) ** 0.5 / capacity,
+        _turns_s(ahead, min(ahead, above), max(floor, capacity - less), share, inflow) - queue,
+    )
     tokens_ahead = ahead * prompt_tokens / each if each > 0.0 else 0.0
     prefill_s = 0.0
     if plan.workers and plan.lower_tokens_per_s > 0.0:
@@ -285,7 +292,7 @@ def parking_eta(
     wait = load + queue
     return Eta(
         wait,
-        SERVICE_SPREAD * (ahead * mean) ** 0.5 / capacity,
+        sigma,
         wait + rate.ttft_s(prompt_tokens) + prefill_s,
         wait + service + prefill_s,
         longer_s=max(0.0, rate.service_s(prompt_tokens, long_tokens) - service),
@@ -294,6 +301,31 @@ def parking_eta(
         ahead_device_s=ahead,
         capacity=capacity,
     )
+
+
+def _unsteady(view: PoolView, lane: Lane, horizon_s: float, mean_s: float) -> float:
+    """One sigma of what higher lanes take of the capacity over a time: of independent arrivals of so much work a second
+    in bursts of the plan's burstiness, or as their inflow was seen to swing, whichever is more."""
+    above = [view.inflow[each] for each in (Lane.PRIORITY, *_above(lane)) if each in view.inflow]
+    rate = sum(flow.rate for flow in above)
+    chance = (max(1.0, view.plan.burstiness) * rate * mean_s * (1.0 + SERVICE_SPREAD**2) / max(1.0, horizon_s)) ** 0.5
+    return max(chance, sum(flow.spread for flow in above))
+
+
+def _turns_s(ahead: float, above: float, capacity: float, share: float, inflow: float) -> float:
+    """Seconds until work is done of which a part stands in higher lanes, that go first but for `share` of the capacity,
+    and to which work is added there at a rate: first both are worked off by their shares, then what comes in above goes
+    before."""
+    least, rest = share * capacity, max(share * capacity, capacity - inflow)
+    own = ahead - above
+    gain = capacity - least - inflow  # device-seconds a second by which what waits above gets less
+    if above <= 0.0:
+        return own / rest
+    if gain <= 0.0:
+        return own / least
+    first_s = above / gain
+    done = least * first_s
+    return own / least if own <= done else first_s + (own - done) / rest
 
 
 def promised_wait_s(pool: Pool, view: PoolView, lane: Lane, load: Load, eta: Eta) -> float:
@@ -324,8 +356,13 @@ def _work_ahead(
     mean = device_s(pool, view.plan.service_s or service_s)
     own_plan = view.plan.lane(lane)
     own = due_by(own_plan, due_s) + own_plan.ready * mean + view.since.device_s
-    higher = map(view.plan.lane, PARKING_LANES[: PARKING_LANES.index(lane)])
+    higher = map(view.plan.lane, _above(lane))
     return own, sum(plan.parked_device_s + plan.ready * mean for plan in higher)
+
+
+def _above(lane: Lane) -> Sequence[Lane]:
+    """The parking lanes that go before it."""
+    return PARKING_LANES[: PARKING_LANES.index(lane)]
 
 
 def due_by(plan: LanePlan, due_s: float | None) -> float:

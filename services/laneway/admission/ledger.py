@@ -15,6 +15,7 @@ from laneway.admission.tenants import TenantLedger
 from laneway.core.clock import Clock
 from laneway.core.fleet import Plan
 from laneway.policy.eta import Load
+from laneway.policy.inflow import Inflow
 
 # A plan is made from numbers a little older than its arrival: consumer counts and leases of one scheduler tick.
 PLAN_LAG_S = 0.3
@@ -32,6 +33,7 @@ class Ledger:
 
     def __init__(self, clock: Clock) -> None:
         self.tenants = TenantLedger(clock)
+        self.inflow = Inflow()
         self.homes = HomeLedger(clock)
         self._clock = clock
         self._entries: deque[tuple[float, str, Load]] = deque()
@@ -43,6 +45,7 @@ class Ledger:
     def plan_arrived(self, plan: Plan) -> None:
         self._shown_s = self._clock.monotonic() - PLAN_LAG_S
         self.tenants.plan_arrived(plan)
+        self.inflow.observe(plan, self._clock.monotonic())
         self.homes.plan_arrived(plan.made_s)
         self._forget_overdue()
 
