@@ -4,6 +4,7 @@ holds and choice. The first day has no season and is its own control."""
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -106,6 +107,22 @@ def test_batch_with_slack_waits_for_the_evening_and_an_idle_pool_never_waits() -
     held_s = [at_s - (20_001 + 9 / 24) * DAY_S for job, (at_s, _) in world.started.items() if job.startswith("second")]
     assert max(held_s) <= 11.5 * 3_600 + 600, "half of the slack, and what its slot takes"
     assert world.idle_and_held == 0
+
+
+def test_a_held_job_is_told_what_it_waits_for_and_holds_can_be_turned_off() -> None:
+    world = World()
+    world.until(1 + 9 / 24)
+    world.park(30, "held", 23 * 3_600.0)
+    world.until(1 + 9.1 / 24)
+    job = next(world.index.by_due("p", [Lane.BATCH]))
+    facts = world.holds.facts(job)
+    assert 8 * 3_600 <= int(facts["planned_release_ms"]) / 1000 - world.now_s <= 12 * 3_600
+    assert float(facts["planned_price"]) < 0.5 < float(facts["price_now"])
+    assert len(world.started) == 0
+    off = replace(PARAMS.hold, on=False)
+    pool = PoolPlan("p", workers=WORKERS, slots=SLOTS, lanes=(LanePlan(Lane.PRIORITY, running=7),))
+    assert not world.holds.look(pool, world.index, world.now_s, off).holds
+    assert world.holds.facts(job) == {}
 
 
 def test_what_has_little_slack_is_not_held() -> None:

@@ -74,6 +74,12 @@ def test_no_job_waits_longer_than_its_lane_and_its_slack_allow(lane: Lane, due_i
     assert gathering.arrived(park("j", lane=lane, due_in_s=due_in_s), NOW_S) == pytest.approx(NOW_S + waits_s)
 
 
+def test_it_can_be_turned_off() -> None:
+    gathering = Gathering(CoalesceParams(on=False))
+    known(gathering, 1.0)
+    assert gathering.arrived(park("j"), NOW_S + 1.0) is None
+
+
 def test_who_is_due_soon_or_sleeps_does_not_wait() -> None:
     gathering = Gathering()
     known(gathering, 0.5)

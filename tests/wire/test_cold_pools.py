@@ -114,6 +114,17 @@ async def test_a_group_waits_for_nobody_where_the_pool_has_nothing_else_to_run(
         assert loop.time() - began_s < 10.0, "a batch group may gather for a minute"
 
 
+async def test_who_was_fired_by_nats_is_charged_as_well(nats_server: LocalNats, bus: Bus) -> None:
+    async with running_scheduler(nats_server, scheduler_settings(nats_server)) as scheduler:
+        await eventually(lambda: scheduler.lead is not None)
+        lead = scheduler.lead
+        assert lead is not None
+        await park_job(bus, lane=Lane.BATCH, fire_in_s=0.5, due_in_s=500.0)
+        await eventually(lambda: ready_jobs(bus, Lane.BATCH))
+        await eventually(lambda: lead.releaser.ledger.awaited == 1)
+        assert scheduler.released[POOL, Lane.BATCH] == 0
+
+
 async def test_what_a_job_used_corrects_what_its_tenant_was_charged(nats_server: LocalNats, tmp_path: Path) -> None:
     settings = cold_settings(nats_server)
     async with running_scheduler(nats_server, settings) as scheduler, gate(nats_server, tmp_path, settings) as door:

@@ -31,6 +31,7 @@ STALE_MIN = 1_000  # entries of groups that left which the heap may hold beside 
 
 @dataclass(frozen=True, slots=True)
 class CoalesceParams:
+    on: bool = True
     size_max: int = 16
     wait_s: Mapping[Lane, float] = field(default_factory=lambda: {Lane.DEFERRABLE: 2.0, Lane.BATCH: 60.0})
     slack_share: float = 0.05  # of the time until its latest start that a job may wait for others
@@ -68,7 +69,7 @@ class Gathering:
         gap_s = self._gap_s(key, now_s)
         slack_s = park.due_ms / 1000.0 - now_s
         wait_s = min(self.params.wait_s[park.lane], self.params.slack_share * slack_s)
-        if slack_s < self.params.slack_s_min or wait_s <= 0.0 or park.not_before_ms > now_s * 1000.0:
+        if not self.params.on or slack_s < self.params.slack_s_min or wait_s <= 0.0 or park.not_before_ms > now_s * 1000.0:
             return None
         group = self._groups.get(key)
         if group is None:

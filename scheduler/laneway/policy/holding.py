@@ -34,6 +34,7 @@ SLOTS_MAX = 1_440  # a day of minutes: work due later is planned into the first 
 
 @dataclass(frozen=True, slots=True)
 class HoldParams:
+    on: bool = True
     utilisation: float = 0.85  # of a pool that may be planned with
     slot_s: float = 60.0
     busy: float = 0.6  # below this part of its places in use a pool is idle enough to hold nothing

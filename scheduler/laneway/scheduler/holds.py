@@ -27,6 +27,8 @@ class Holds:
 
     def look(self, pool: PoolPlan, index: ParkIndex, now_s: float, params: HoldParams) -> Hold:
         """How much of a pool's parked work may go at this moment."""
+        if not params.on:
+            self._plans.pop(pool.pool, None)
         if now_s - self._made_s.get(pool.pool, float("-inf")) >= PLAN_EVERY_S:
             self._plan(pool, index, now_s, params)
         plan = self._plans.get(pool.pool)
@@ -50,7 +52,7 @@ class Holds:
         self._plans.pop(pool.pool, None)
         forecast = self._forecasts.get(pool.pool)
         demand = index.demand(pool.pool, PARKING_LANES)
-        if forecast is None or not pool.workers or not demand:
+        if not params.on or forecast is None or not pool.workers or not demand:
             return
         coming = forecast.coming(SLOTS_MAX, max(1, pool.slots // pool.workers))
         if coming:

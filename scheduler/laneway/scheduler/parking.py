@@ -50,6 +50,7 @@ class Parking:
         self.index = ParkIndex()
         self.gathering = Gathering()
         self.group_homes = GroupHomes()
+        self.on_fired: Callable[[ParkSubject], None] = lambda park: None  # it became ready, and nobody here released it
         self._bus = bus
         self._region = region
         self._clock = clock
@@ -68,6 +69,8 @@ class Parking:
             _, _, _, lane, pool, home, _, job = msg.subject.split(".")
             park = self.forget(job)
             self.group_homes.became_ready(job, home, park)
+            if park is not None:
+                self.on_fired(park)
             became_ready(pool, Lane(lane), home)
 
         async with AsyncExitStack() as stack:

@@ -72,6 +72,7 @@ class Releaser:
         self._may_act = may_act
         self._released = released
         self.ledger = Ledger(params().fair)
+        parking.on_fired = lambda park: self.ledger.charge(park, params().urgent_charge)
         self._leases = leases
         self._holds = Holds(forecasts or {})
         self._free = asyncio.Semaphore(CONCURRENT_MAX)

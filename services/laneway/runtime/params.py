@@ -11,10 +11,12 @@ from collections.abc import Callable
 from laneway.core.errors import ConfigError
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.admit import AdmitParams
+from laneway.policy.coalesce import CoalesceParams
 from laneway.policy.desired import DesiredParams
 from laneway.policy.fairness import FairParams
 from laneway.policy.fire import FireParams
 from laneway.policy.headroom import HeadroomParams
+from laneway.policy.holding import HoldParams
 from laneway.policy.interference import InterferenceParams
 from laneway.policy.kv import KvParams
 from laneway.policy.overload import OverloadParams
@@ -84,6 +86,8 @@ def release_params(policy: PolicySettings, look_s: float) -> ReleaseParams:
             lane_weights={Lane.DEFERRABLE: policy.deferrable_weight, Lane.BATCH: policy.batch_weight},
             tenant_weights=policy.tenant_weights,
         ),
+        hold=HoldParams(on=policy.hold_windows),
+        coalesce=CoalesceParams(on=policy.coalesce),
     )
 
 

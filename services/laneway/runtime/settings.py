@@ -207,6 +207,8 @@ class PolicySettings(Section, frozen=True):
     deferrable_weight: Factor = 4.0  # against batch_weight
     batch_weight: Factor = 1.0
     tenant_weights: Mapping[Slug, Factor] = msgspec.field(default_factory=dict)  # shares of a lane; 1 for all others
+    hold_windows: bool = True  # parked work with slack waits for hours with less priority work, once a day was seen
+    coalesce: bool = True  # parked jobs wait for others with the same prompt beginning, for seconds
     batch_workers_max: Count | None = None  # that batch work alone may ask of a pool; unset: as many as are planned
     refusal_jitter_min: Factor = 0.8
     refusal_jitter_max: Factor = 1.3
