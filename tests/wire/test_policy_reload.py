@@ -1,6 +1,9 @@
 """[policy] while everything runs, against a real nats-server: who takes up a change of the file, and what a bad one
 does."""
 
+import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,10 +20,13 @@ from laneway.runtime.settings import PolicySettings, Settings
 from laneway.runtime.settings_source import SettingsSource
 from laneway.scheduler import policy_reload
 from laneway.scheduler.loop import Scheduler
+from laneway.scheduler.server import serve
 from laneway.v1 import admission_pb2 as pb
+from laneway.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.support.admission import gate, spec
 from tests.support.nats import eventually, nats_settings
 from tests.support.scheduling import provision_for, running_scheduler
+from tests.support.services import served
 from tests.support.worker import worker_settings, yard
 
 pytestmark = pytest.mark.wire
@@ -177,6 +183,27 @@ async def test_flags_and_environment_keep_their_precedence(nats_server: LocalNat
         await published(scheduler, 2)
         policy = scheduler.policy.settings
         assert (policy.batch_weight, policy.ready_ahead_s, policy.preemptions_max) == (5.0, 6.0, 9)
+
+
+async def test_a_hangup_has_the_process_read_its_settings_at_once(
+    nats_server: LocalNats, file: SettingsFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_reload, "POLL_S", 600.0)
+    run = partial(serve, source=file.source)
+    async with served(run, file.source.load(), tmp_path / "ready.json") as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+
+        async def weight() -> float:
+            plan = (await stub.GetPlan(scheduler_pb2.GetPlanRequest())).plan
+            return float(json.loads(plan.policy.json or "{}").get("batch_weight", 0.0))
+
+        async def weighs(value: float) -> bool:
+            return await weight() == value
+
+        await eventually(partial(weighs, 1.0))
+        file.write("batch_weight = 2.0")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await eventually(partial(weighs, 2.0))
 
 
 async def test_a_new_leader_goes_on_from_the_version_and_publishes_its_own_where_that_differs(

@@ -21,10 +21,14 @@ from laneway.runtime.bus import Bus
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.grpc_errors import from_rpc_error
 from laneway.runtime.local_nats import LocalNats
+from laneway.runtime.puller import Delivery, LanePuller
+from laneway.runtime.records import RecordStore, StoredRecord
 from laneway.scheduler.server import serve
 from laneway.v1 import bus_pb2, common_pb2
 from laneway.v1 import scheduler_pb2 as pb
 from laneway.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from laneway.workers.claims import Claims
+from laneway.workers.deliveries import delivered_of
 from tests.support.nats import POOL, REGION, eventually
 from tests.support.scheduling import FakeWorker, park_job, provision_for, scheduler_settings
 from tests.support.services import ACME, OPERATOR, OTHER, bearer, served, with_tokens
@@ -216,6 +220,34 @@ async def test_a_job_is_explained_to_its_tenant_and_operators(stub: SchedulerSer
 
 async def _planned(stub: SchedulerServiceAsyncStub) -> bool:
     return bool((await stub.GetPlan(pb.GetPlanRequest(), metadata=bearer(ACME))).plan.epoch)
+
+
+async def test_a_job_is_explained_by_a_scheduler_that_never_decided_about_it(
+    nats_server: LocalNats, bus: Bus, tmp_path: Path
+) -> None:
+    """The claim keeps why the job was released; the leader that released it is gone, with all that it remembered."""
+    settings = with_tokens(scheduler_settings(nats_server), tmp_path)
+    puller = LanePuller(bus, REGION, Lane.DEFERRABLE, POOL)
+    async with served(serve, settings, tmp_path / "first.json"), FakeWorker(bus).alive():
+        record, _ = await park_job(bus, tenant="acme", job_id=new_job_id(REGION, SystemClock().now(), os.urandom(10)))
+        await puller.start()
+
+        async def pulled() -> Delivery | None:
+            found = await puller.pull(1)
+            return found[0] if found else None
+
+        delivery = await eventually(pulled)
+    await puller.close()
+    claims = Claims(RecordStore(bus), "w1-1a", SystemClock(), lambda owner: True)
+    claimed = await claims.claim(delivered_of(delivery, delivery.job, 3.0), cast(Any, None))
+    assert isinstance(claimed, StoredRecord)
+    assert claimed.record.lineage[-1].reason == "IDLE_CAPACITY"
+    async with served(serve, settings, tmp_path / "second.json") as channel:
+        request = pb.ExplainJobRequest(job_id=record.job_id)
+        answer = await SchedulerServiceStub(channel).ExplainJob(request, metadata=bearer(ACME))
+    steps = [(step.actor, step.action, step.reason) for step in answer.steps[1:]]
+    assert steps == [("scheduler", "released", "IDLE_CAPACITY"), ("worker", "claimed", "FIRST_CLAIM")]
+    assert answer.steps[1].facts["known_by"] == "the claim"
 
 
 async def test_without_provisioning_the_region_must_exist(nats_server: LocalNats, bus: Bus, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class PolicyVersions:
     ) -> None:
         self._policy = policy
         self._clock = clock
-        self._last = before
+        self._last = PolicyVersion(before.version, before.json, before.loaded_s)  # not what another scheduler lacks
         self._reload = reload
         self._text = policy.derive(policy_json)
 
