@@ -118,6 +118,18 @@ async def test_without_priority_near_a_bulk_prompt_goes_whole_and_at_full_rate()
     assert sum(call.generation._entry.slices for call in yard.calls[20:] if call.generation._entry) == 0
 
 
+async def test_with_a_tight_guard_bulk_prompts_go_on_slice_by_slice_though_nobody_else_is_there():
+    yard = await EngineYard(pool_of(prefill_tokens_per_s=400.0), ttft_guard_fraction=0.02).start()
+    for _ in range(5):
+        yard.lower.append((Lane.BATCH, unique(6000), 4, {}))
+    yard.pull()
+    while yard.lower:
+        await yard.until(*yard.calls)
+    await yard.until(*yard.calls)
+    assert all(call.generation._entry is not None and call.generation._entry.slices > 3 for call in yard.calls)
+    assert yard.queued_max <= 1
+
+
 # --- slices ------------------------------------------------------------------------------------------
 
 
@@ -326,8 +338,6 @@ async def test_what_keeps_lower_jobs_out_is_named_and_when_to_look_again_is_told
     assert wait_s is not None
     await asyncio.sleep(wait_s * 1.5 + 0.01)
     assert yard.budget.lower_places() == 1
-    tight = yard.submit(Lane.PRIORITY, unique(50), 100, tpot_target_s=0.005)
+    talk.append(yard.submit(Lane.PRIORITY, unique(50), 100, tpot_target_s=0.005))
     assert yard.budget.lower_places() == 0
     assert yard.budget.why() in (interference.TPOT, interference.GUARD)
-    assert talk
-    assert tight

@@ -138,16 +138,15 @@ class Budget:
         if self._reuses:
             self._prefixes.learn(ids, _space(entry.request))
 
-    def computed(self, entry: Entry, tokens: int) -> None:
+    def computed(self, entry: Entry, sent_tokens: int, tokens: int) -> None:
         self._changed()
         if entry.submitted:
             self.learn(entry, entry.request.prompt_ids)
         if entry.lane is Lane.PRIORITY:
             return
-        sent = entry.in_flight_tokens
         took = entry.cost_tokens or float(tokens)
-        cost = min(COST_CAP * sent, max(COST_MIN * min(sent, tokens), took))
-        self.credit = policy.charged(self.credit, cost - sent, self.load(), self._params())
+        cost = min(COST_CAP * sent_tokens, max(COST_MIN * min(sent_tokens, tokens), took))
+        self.credit = policy.charged(self.credit, cost - sent_tokens, self.load(), self._params())
 
     # --- grants --------------------------------------------------------------------------------------
 
@@ -203,6 +202,9 @@ class Budget:
     def pump(self) -> None:
         """Lets prompts go on that wait for a grant. Called after each step and whenever something changed."""
         self._pumping = False
+        self._changed()  # who was told of the step has taken it
+        if not any(entry.waiting for entry in self._entries):
+            return
         now_s = self._clock.monotonic()
         self._refill(now_s)
         for entry in tuple(self._entries):

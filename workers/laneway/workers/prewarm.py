@@ -27,8 +27,8 @@ class Grants(Protocol):
         `Entry.advance` is called again."""
         ...
 
-    def computed(self, entry: Entry, tokens: int) -> None:
-        """What it had submitted is computed; so many tokens of it were not in the cache."""
+    def computed(self, entry: Entry, sent_tokens: int, tokens: int) -> None:
+        """What it had submitted is computed, and in flight no more; so many `tokens` of it were not in the cache."""
         ...
 
     def leave(self, entry: Entry) -> None:
@@ -166,10 +166,9 @@ class Entry:
         """What was in flight is computed: tells what of it the cache had, and what it took."""
         self.engine_s += now_s - self._sent_s
         self.found_tokens += max(0, step.cached_tokens - self._ended_tokens)
-        computed = max(0, self.done_tokens + self.in_flight_tokens - max(step.cached_tokens, self._ended_tokens))
-        self._grants.computed(self, computed)
-        self.done_tokens += self.in_flight_tokens
-        self.in_flight_tokens = 0
+        sent, self.in_flight_tokens = self.in_flight_tokens, 0
+        self.done_tokens += sent
+        self._grants.computed(self, sent, max(0, self.done_tokens - max(step.cached_tokens, self._ended_tokens)))
 
     def slice_ended(self, step: SequenceStep, end: int, now_s: float) -> None:
         """A slice has its one token, or another end."""
