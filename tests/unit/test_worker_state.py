@@ -12,6 +12,7 @@ from laneway.core.catalogue import Capabilities
 from laneway.core.errors import ConfigError
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import PullParams
+from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.params import pull_params
 from laneway.runtime.settings import PolicySettings, Settings, WorkerSettings
 from laneway.workers.ackwait import AckWait
@@ -19,7 +20,7 @@ from laneway.workers.engine_keeper import RESTART_WINDOW_S, RESTARTS_MAX, restar
 from laneway.workers.engines.protocol import EngineCapacity
 from laneway.workers.ledger import KvAsk, Seat, Seats
 from laneway.workers.rates import PREFILL_SAMPLE_TOKENS_MIN, Rates
-from laneway.workers.server import check_capabilities, options_of
+from laneway.workers.server import check_capabilities, options_of, serve
 from laneway.workers.suspects import Suspects
 from tests.support.nats import small_catalogue
 
@@ -188,6 +189,13 @@ def test_shares_become_counts_of_jobs(policy: PolicySettings, slots: int, params
 def test_a_worker_refuses_a_pool_that_is_not_in_the_catalogue():
     with pytest.raises(ConfigError, match="no such pool; known: chat-small"):
         options_of(Settings(worker=WorkerSettings(pool="nowhere")))
+
+
+async def test_a_worker_refuses_a_promise_of_isolation_that_its_own_options_break():
+    """The door goes by the catalogue; what [worker] says of the engine only this worker knows."""
+    worker = WorkerSettings(engine_options=EngineOptions(prefix_cache=False))
+    with pytest.raises(ConfigError, match="offers strict_isolation"):
+        await serve(Settings(worker=worker), asyncio.Event())
 
 
 def test_every_incarnation_has_a_name_of_its_own():
