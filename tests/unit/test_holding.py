@@ -34,6 +34,18 @@ def test_work_is_held_for_half_of_its_slack_at_most() -> None:
     )
 
 
+def test_planning_again_does_not_begin_the_half_anew() -> None:
+    due_s = NOW_S + 7_200
+    later = plan_holds([(due_s, 50.0)], [1.6] * 40 + [0.2] * 60, workers=2.0, now_s=NOW_S)
+    assert {part.start_s for part in later.portions} == {NOW_S + 40 * 60}
+    again = plan_holds(
+        [(due_s, 50.0)], [1.6] * 40 + [0.2] * 60, workers=2.0, now_s=NOW_S, limits={due_s: NOW_S + 1_200}
+    )
+    assert max((part.start_s for part in again.portions), default=NOW_S) <= NOW_S + 1_200
+    over = plan_holds([(due_s, 50.0)], [1.6] * 40 + [0.2] * 60, workers=2.0, now_s=NOW_S, limits={due_s: NOW_S - 5})
+    assert (over.open_device_s, over.portions) == (50.0, ())
+
+
 def test_a_trough_takes_what_it_has_room_for_and_the_rest_goes_elsewhere() -> None:
     trough_s = 30 * (0.85 * 2 - 0.2) * 60
     plan = planned([(NOW_S + 7_300, trough_s + 100.0)])

@@ -69,7 +69,8 @@ class Gathering:
         gap_s = self._gap_s(key, now_s)
         slack_s = park.due_ms / 1000.0 - now_s
         wait_s = min(self.params.wait_s[park.lane], self.params.slack_share * slack_s)
-        if not self.params.on or slack_s < self.params.slack_s_min or wait_s <= 0.0 or park.not_before_ms > now_s * 1000.0:
+        sleeps = park.not_before_ms > now_s * 1000.0
+        if not self.params.on or sleeps or slack_s < self.params.slack_s_min or wait_s <= 0.0:
             return None
         group = self._groups.get(key)
         if group is None:

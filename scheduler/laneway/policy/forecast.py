@@ -50,10 +50,12 @@ class ForecastParams:
 class Series:
     """One quantity in minutes: what was seen, and what is expected."""
 
-    def __init__(self, level: float = 0.0, params: ForecastParams = ForecastParams()) -> None:
+    def __init__(self, level: float = 0.0, params: ForecastParams = ForecastParams(), *, noise: float = 0.01) -> None:
+        """`noise`: what is no news: a pool that sleeps must not look as if anything were a multiple of nothing."""
         self.level = level
         self.broken = False
         self._params = params
+        self._noise = noise
         self._known = level > 0.0
         self._history = array("d", [-1.0]) * WEEK_SLOTS
         self._written = array("q", [-1]) * WEEK_SLOTS  # slot number of each entry
@@ -67,8 +69,7 @@ class Series:
         """A minute is over. `slot`: its number since the epoch."""
         expected = self.expected(slot)
         if self._known:
-            tiny = 0.01  # a pool that sleeps must not look as if anything were a multiple of nothing
-            ratio = (actual + tiny) / (expected + tiny)
+            ratio = (actual + self._noise) / (expected + self._noise)
             self._ratios.append(ratio)
             speaks = (ratio > self._params.drift_ratio) != self.broken
             self._off = self._off + 1 if speaks else 0
@@ -151,8 +152,8 @@ class PoolForecast:
         self, now_s: float, *, per_s: float = 0.0, burstiness: float = 1.0, params: ForecastParams = ForecastParams()
     ) -> None:
         """`per_s`, `burstiness`: as the plan of the leader before said."""
-        self.rate = Series(per_s, params)
-        self.jobs = Series(0.0, params)
+        self.rate = Series(per_s, params, noise=0.1)
+        self.jobs = Series(0.0, params, noise=0.5)
         self._params = params
         self._burstiness = burstiness
         self._slot = int(now_s // SLOT_S)

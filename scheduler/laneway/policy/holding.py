@@ -3,11 +3,12 @@
     price of a slot   pi(s) = u(s) / capacity           u: priority demand, capacity: workers
     free in a slot    f(s)  = max(0, 0.85 capacity - u(s)) x 60 s, device-seconds
 
-Each minute the parked work of a pool is walked by latest start (in groups of 10 s, not job by job) and each group is
-poured into the cheapest slots with room that begin within half of its slack: half, so that a wrong forecast leaves room
-to put it right. What fits nowhere is not held at all. The outcome is an amount, not a list of jobs: how much work may
-have been released by a time. Which jobs these are is decided late, by `policy.release` (urgent ones, then fair turns),
-and a slot's amount is spread evenly over its minute, so that not everything leaves at its beginning.
+Each minute the parked work of a pool is walked in groups of 10 s of latest starts, not job by job, and each group is
+poured into the cheapest slots with room that begin within half of the slack that it had when it was first planned:
+half, so that a wrong forecast leaves room to put it right. What fits nowhere is not held at all. The outcome is an
+amount, not a list of jobs: how much work may have been released by a time. Which jobs these are is decided late, by
+`policy.release` (urgent ones, then fair turns), and a slot's amount is spread evenly over its minute, so that not
+everything leaves at its beginning.
 
 The plan holds nothing back
 - while the pool is less than `busy` in use (work conservation: an idle pool never waits for a better time);
@@ -15,7 +16,7 @@ The plan holds nothing back
 - without a season in the forecast (there is no trough to wait for), or while the forecast is broken;
 - of a job within two services of its latest start (policy.release).
 
-Cost: O((H + S) log S), H groups of latest starts, S slots of a minute; one look at the plan: O(portions).
+Cost: O((H + S) log S), H groups of latest starts, S slots of a minute; one look at the plan: O(S).
 Known failure modes: jobs that came after the plan was made share its amounts until the next one, a minute later; a
 forecast that is wrong in one direction spends half of the slack of what it held.
 """
@@ -24,10 +25,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 SLOTS_MAX = 1_440  # a day of minutes: work due later is planned into the first day
 
@@ -55,6 +58,7 @@ class HoldPlan(Struct, frozen=True):
     made_s: float
     portions: tuple[Portion, ...]  # those that are to wait
     open_device_s: float  # what need not wait
+    slots: tuple[Portion, ...] = ()  # the portions of each slot together; due with the first of them
 
     def planned(self, due_s: float) -> Portion | None:
         """Where work due then goes, at the earliest."""
@@ -84,38 +88,50 @@ def plan_holds(
     *,
     workers: float,
     now_s: float,
+    limits: Mapping[float, float] = MappingProxyType({}),
     params: HoldParams = HoldParams(),
 ) -> HoldPlan:
     """`demand`: (latest start in Unix seconds, device-seconds), earliest first; `forecast`: priority demand of the
-    slots from now on, in workers. See the module."""
-    slots = list(forecast[:SLOTS_MAX])
-    price = [u / workers if workers > 0.0 else math.inf for u in slots]
-    free = [max(0.0, params.utilisation * workers - u) * params.slot_s for u in slots]
+    slots from now on, in workers; `limits`: by latest start, until when an earlier plan was to hold such work at most.
+    See the module."""
+    usage = list(forecast[:SLOTS_MAX])
+    price = [u / workers if workers > 0.0 else math.inf for u in usage]
+    free = [max(0.0, params.utilisation * workers - u) * params.slot_s for u in usage]
     cheapest: list[tuple[float, int]] = []  # heap of the slots within reach of the group in hand
     reached = 0
     portions: list[Portion] = []
     open_device_s = 0.0
-    for due_s, device_s in demand:
-        within = math.floor(max(0.0, due_s - now_s) * params.slack_share / params.slot_s) + 1
-        while reached < min(within, len(slots)):
+    until = [min(held_until_s(due_s, now_s, params), limits.get(due_s, math.inf)) for due_s, _ in demand]
+    for limit_s, (due_s, device_s) in sorted(zip(until, demand, strict=True)):
+        within = max(1, math.floor((limit_s - now_s) / params.slot_s) + 1)
+        while reached < min(within, len(price)):
             heapq.heappush(cheapest, (price[reached], reached))
             reached += 1
         left_s = device_s
         while left_s > 0.0 and cheapest:
             slot = cheapest[0][1]
-            part = min(left_s, free[slot])
-            free[slot] -= part
-            left_s -= part
+            device = min(left_s, free[slot])
+            free[slot] -= device
+            left_s -= device
             if free[slot] <= 0.0:
                 heapq.heappop(cheapest)
-            if part <= 0.0:
+            if device <= 0.0:
                 continue
             if slot == 0:
-                open_device_s += part
+                open_device_s += device
             else:
-                portions.append(Portion(due_s, part, now_s + slot * params.slot_s, price[slot]))
+                portions.append(Portion(due_s, device, now_s + slot * params.slot_s, price[slot]))
         open_device_s += left_s
-    return HoldPlan(now_s, tuple(portions), open_device_s)
+    slots_s: dict[float, Portion] = {}
+    for part in portions:
+        had = slots_s.get(part.start_s)
+        slots_s[part.start_s] = replace(had, device_s=had.device_s + part.device_s) if had else part
+    return HoldPlan(now_s, tuple(portions), open_device_s, tuple(slots_s.values()))
+
+
+def held_until_s(due_s: float, now_s: float, params: HoldParams = HoldParams()) -> float:
+    """Until when work that is planned now for the first time may be held."""
+    return now_s + max(0.0, due_s - now_s) * params.slack_share
 
 
 def hold_now(
@@ -132,7 +148,7 @@ def hold_now(
     if in_use < params.busy:
         return Hold(price=price_now)
     allowed, waits = plan.open_device_s, False
-    for part in plan.portions:
+    for part in plan.slots:
         share = min(1.0, max(0.0, (now_s - part.start_s) / params.slot_s))
         if price_now <= part.price + params.price_slack:
             share = 1.0

@@ -11,7 +11,7 @@ from laneway.core.fleet import PoolPlan
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.core.subjects import ParkSubject
 from laneway.policy.forecast import PoolForecast
-from laneway.policy.holding import NO_HOLD, SLOTS_MAX, Hold, HoldParams, HoldPlan, hold_now, plan_holds
+from laneway.policy.holding import NO_HOLD, SLOTS_MAX, Hold, HoldParams, HoldPlan, held_until_s, hold_now, plan_holds
 from laneway.policy.parked import ParkIndex
 
 PLAN_EVERY_S = 60.0
@@ -23,6 +23,7 @@ class Holds:
         self._plans: dict[str, HoldPlan] = {}
         self._released_s: dict[str, float] = {}  # device-seconds since the plan was made
         self._made_s: dict[str, float] = {}
+        self._limits_s: dict[str, dict[float, float]] = {}  # by pool: latest start -> until when it is held at most
         self.now: dict[str, Hold] = {}  # as of the last look
 
     def look(self, pool: PoolPlan, index: ParkIndex, now_s: float, params: HoldParams) -> Hold:
@@ -54,9 +55,14 @@ class Holds:
         demand = index.demand(pool.pool, PARKING_LANES)
         if not params.on or forecast is None or not pool.workers or not demand:
             return
+        before = self._limits_s.get(pool.pool, {})
+        limits = {due_s: before.get(due_s, held_until_s(due_s, now_s, params)) for due_s, _ in demand}
+        self._limits_s[pool.pool] = limits
         coming = forecast.coming(SLOTS_MAX, max(1, pool.slots // pool.workers))
         if coming:
-            self._plans[pool.pool] = plan_holds(demand, coming, workers=pool.workers, now_s=now_s, params=params)
+            self._plans[pool.pool] = plan_holds(
+                demand, coming, workers=pool.workers, now_s=now_s, limits=limits, params=params
+            )
 
     def released(self, park: ParkSubject) -> None:
         if park.pool in self._released_s:

@@ -102,11 +102,12 @@ class Parking:
         taken, self._newcomers = self._newcomers, []
         return taken
 
-    def gathered(self, pool: str, idle: int, now_s: float) -> None:
-        """Lets groups go that wait no longer for more jobs, and those for which the pool has nothing else to run."""
+    def gathered(self, pool: str, places: int, now_s: float) -> None:
+        """Lets groups go that wait no longer for more jobs, and those for which the pool has nothing else to run in so
+        many places."""
         groups = self.gathering.flush(now_s)
-        if idle > 0 and self.index.few(pool, idle):
-            groups += self.gathering.take(pool, idle)
+        if places > 0 and self.index.few(pool, places):
+            groups += self.gathering.take(pool, places)
         for group in groups:
             for park in group:
                 self.index.rouse(park.job)

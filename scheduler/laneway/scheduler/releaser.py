@@ -75,6 +75,7 @@ class Releaser:
         parking.on_fired = lambda park: self.ledger.charge(park, params().urgent_charge)
         self._leases = leases
         self._holds = Holds(forecasts or {})
+        self._rooms: dict[str, Room] = {}  # by pool, as of the last look
         self._free = asyncio.Semaphore(CONCURRENT_MAX)
 
     async def release(self, plan: Plan) -> bool:
@@ -95,8 +96,8 @@ class Releaser:
         """Of one pool: decides, and takes what was chosen out of the index."""
         index, parking = self._parking.index, self._parking
         self.ledger.nominal(pool.pool, nominal_tokens_per_ms(pool, params.fair))
-        room = self._room(pool, params)
-        parking.gathered(pool.pool, room.idle, now_s)
+        room = self._rooms[pool.pool] = self._room(pool, params)
+        parking.gathered(pool.pool, room.idle + min(room.queue, room.workers), now_s)
         chosen = choose(
             index, room, self.ledger, now_s=now_s, paused=paused, params=params,
             hold=self._holds.look(pool, index, now_s, params.hold),
@@ -139,8 +140,9 @@ class Releaser:
         now_s = self._clock.now()
         pool = plan.pool(park.pool)
         hold, gathers = self._holds.now.get(park.pool, NO_HOLD), self._parking.gathering.holds(park)
+        room = self._rooms.get(park.pool) or self._room(pool, self._params())
         reason = why_held(
-            park, self._room(pool, self._params()), awake=self._parking.index.awake(park.job), now_s=now_s,
+            park, room, awake=self._parking.index.awake(park.job), now_s=now_s,
             paused=plan.paused, hold=hold, gathers=gathers,
         )  # fmt: skip
         facts = {
