@@ -95,6 +95,22 @@ async def test_lists_page_and_refuse_foreign_tokens(stub: SchedulerServiceAsyncS
     assert error.field == "pool"
 
 
+async def test_parameters_are_shown_to_operators_and_to_tenants_only_their_version(
+    stub: SchedulerServiceAsyncStub,
+) -> None:
+    """They name tenants and their weights."""
+
+    async def seen(token: str) -> pb.PolicyVersion:
+        return (await stub.GetPlan(pb.GetPlanRequest(), metadata=bearer(token))).plan.policy
+
+    assert "batch_weight" in (await seen(OPERATOR)).json
+    assert (await seen(ACME)).json == ""
+    assert (await seen(ACME)).version == (await seen(OPERATOR)).version == 1
+    async for response in stub.WatchPlan(pb.WatchPlanRequest(), metadata=bearer(ACME)):
+        assert response.plan.policy.json == ""
+        break
+
+
 async def test_watching_plans_gives_the_present_one_and_the_next(stub: SchedulerServiceAsyncStub, bus: Bus) -> None:
     call = stub.WatchPlan(pb.WatchPlanRequest(), metadata=bearer(ACME))
     first = cast("pb.WatchPlanResponse", await call.read())

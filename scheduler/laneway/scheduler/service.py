@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from typing import TypeAlias
 
 import grpc.aio
+from msgspec.structs import replace
 
 from laneway.core import subjects
 from laneway.core.errors import InvalidRequest, JobNotFound, NotFound, Unavailable
-from laneway.core.fleet import Plan, WorkerLease, WorkerState
+from laneway.core.fleet import Plan, PolicyVersion, WorkerLease, WorkerState
 from laneway.core.ids import check_token, job_region
 from laneway.core.lanes import LANES, JobState, Lane
 from laneway.runtime.auth import current_caller, require_operator
@@ -44,12 +45,12 @@ class SchedulerService(SchedulerServiceServicer):
     # --- the plan ------------------------------------------------------------------------------------
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.GetPlanResponse:
-        return pb.GetPlanResponse(plan=plan_to_proto(await self._plan()))
+        return pb.GetPlanResponse(plan=plan_to_proto(_shown(await self._plan())))
 
     async def WatchPlan(self, request: pb.WatchPlanRequest, context: Context) -> AsyncIterator[pb.WatchPlanResponse]:
         async with contextlib.aclosing(self._scheduler.plan_news()) as plans:
             async for plan in plans:
-                yield pb.WatchPlanResponse(plan=plan_to_proto(plan))
+                yield pb.WatchPlanResponse(plan=plan_to_proto(_shown(plan)))
 
     async def _plan(self) -> Plan:
         """The present plan; right after a region's first start the first one is waited for."""
@@ -195,6 +196,13 @@ class SchedulerService(SchedulerServiceServicer):
         if stored is None:
             raise JobNotFound("there is no such job", job_id=job_id)
         return stored
+
+
+def _shown(plan: Plan) -> Plan:
+    """What the caller may see of it: other tenants, and parameters that may name them, are for operators."""
+    if current_caller().role == "operator":
+        return plan
+    return replace(plan, tenants=(), policy=PolicyVersion(plan.policy.version, "", plan.policy.loaded_s))
 
 
 def _worker_key(lease: WorkerLease) -> str:

@@ -61,6 +61,8 @@ def _show_live(prefix: str, *, as_json: bool, address: str | None, token_file: P
         policy = plan.policy
         if not policy.version:
             fail("the scheduler publishes no parameters: each service has its own", EXIT_FAILED)
+        if not policy.json:
+            fail(f"version {policy.version} is in force; its values are shown to operators", EXIT_FAILED)
         origin = f"version {policy.version}"
         values = {"policy": json.loads(policy.json)}
         _print(
