@@ -139,5 +139,5 @@ async def test_what_a_job_used_corrects_what_its_tenant_was_charged(nats_server:
             await worker.finish(held, "answer")
             await eventually(lambda: lead.releaser.ledger.awaited == 0)
             means = lead.releaser.ledger.means(POOL)
-            assert means.output_tokens > 0.0
+            assert means.computed_tokens > 0.0
             assert lead.releaser.job_tokens(POOL) > 0.0

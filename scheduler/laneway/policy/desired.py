@@ -4,8 +4,8 @@
 
 - n_slo: places for the priority work that is expected by the time a new worker could be ready (q90 of the forecast), or
   is here: ceil((jobs + z sqrt(F lambda tau)) / b*), with b* the sequences of one worker at which a step takes the share
-  theta of the TPOT target: b* = (theta tpot - base) / (per sequence + per context token x tokens of a sequence), at
-  most its places and what its KV holds. Without measured step times: 85 % of its places.
+  theta of the TPOT target: b* = (theta tpot - base) / per sequence, at most its places. Without measured step times:
+  85 % of its places. What contexts cost is left out: nobody tells the scheduler how long those of priority are.
 - n_due: the processor-demand test. For each due time d beyond the load time: (work due by d / (d - now - load time) +
   priority demand) / 85 %. Work due before a new worker could be ready asks for as many as could do it in the time of
   one load. A tenant counts with at most `tenant_workers` workers' worth by any d: a mis-set deadline buys no fleet.
@@ -72,7 +72,7 @@ class Load(Struct, frozen=True):
     workers: int = 0  # that are ready
     kv_tokens_used: int = 0  # reserved at the workers
     kv_tokens: int = 0  # of one worker; 0: the pool's
-    job_tokens: float = 0.0  # prompt and output of a job on average; 0: not known
+    job_tokens: float = 0.0  # prompt and output of a job of the lower lanes on average; 0: not known
     step_times: StepTimes = StepTimes()
     outlook: Outlook = Outlook()
 
@@ -124,12 +124,9 @@ def _places(pool: Pool, load: Load, params: DesiredParams) -> float:
     """b*: priority sequences that one worker may decode within the TPOT target."""
     places = params.utilisation * max(1, pool.slots)
     times = load.step_times
-    each_s = times.sequence_s + times.context_token_s * load.job_tokens
-    if times.base_s > 0.0 and each_s > 0.0:
-        places = min(float(max(1, pool.slots)), max(1.0, (params.theta * params.tpot_s - times.base_s) / each_s))
-    kv = load.kv_tokens or pool.kv_tokens
-    if load.job_tokens > 0.0 and kv:
-        places = min(places, max(1.0, params.kv_share * kv / load.job_tokens))
+    if times.base_s > 0.0 and times.sequence_s > 0.0:
+        within = (params.theta * params.tpot_s - times.base_s) / times.sequence_s
+        places = min(float(max(1, pool.slots)), max(1.0, within))
     return places
 
 

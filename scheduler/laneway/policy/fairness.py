@@ -124,13 +124,14 @@ class Means(Struct):
     """Of the jobs of a pool that ended: what predicted device time means in tokens, and how large jobs are."""
 
     tokens_per_ms: float = 0.0  # weighted tokens for each predicted device-millisecond; 0: nothing ended yet
-    prompt_tokens: float = 0.0
-    output_tokens: float = 0.0
+    computed_tokens: float = 0.0  # of a prompt, without what caches held
+    kv_tokens: float = 0.0  # prompt and output
 
     def learn(self, cost_ms: int, tokens: float, usage: Usage) -> None:
         self.tokens_per_ms = _mean(self.tokens_per_ms, tokens / max(1, cost_ms))
-        self.prompt_tokens = _mean(self.prompt_tokens, float(usage.prompt_tokens - usage.cached_tokens))
-        self.output_tokens = _mean(self.output_tokens, float(usage.completion_tokens))
+        computed = max(0, usage.prompt_tokens - usage.cached_tokens)
+        self.computed_tokens = _mean(self.computed_tokens, float(computed))
+        self.kv_tokens = _mean(self.kv_tokens, float(usage.prompt_tokens + usage.completion_tokens))
 
 
 def _mean(mean: float, value: float) -> float:

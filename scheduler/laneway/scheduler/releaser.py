@@ -111,12 +111,11 @@ class Releaser:
         return chosen
 
     def _room(self, pool: PoolPlan, params: ReleaseParams) -> Room:
-        return room_of(pool, params, leases=self._leases(), prompt_tokens=self.ledger.means(pool.pool).prompt_tokens)
+        return room_of(pool, params, leases=self._leases(), prompt_tokens=self.ledger.means(pool.pool).computed_tokens)
 
     def job_tokens(self, pool: str) -> float:
-        """Prompt and output of a job on average; 0 before any ended."""
-        means = self.ledger.means(pool)
-        return means.prompt_tokens + means.output_tokens
+        """Prompt and output of a job of the lower lanes on average; 0 before any ended."""
+        return self.ledger.means(pool).kv_tokens
 
     async def rescue(self, parks: Iterable[ParkSubject]) -> None:
         """Releases jobs whose schedule did not fire, whatever room there is."""
