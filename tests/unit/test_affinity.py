@@ -19,6 +19,7 @@ from laneway.policy.affinity import (
     assign_homes,
     choose_home,
     merge_hot,
+    others_at,
     prefix_hash,
     room_of,
     served_loads,
@@ -156,9 +157,16 @@ def test_a_key_stays_where_its_last_job_went_until_that_is_full_or_gone() -> Non
 
 
 def test_only_homes_that_somebody_serves_are_offered_and_only_where_there_are_two() -> None:
-    homes = [HomePlan("h0", "w0", ready=1, running=2), HomePlan("h1"), HomePlan("h2", "w2", running=1)]
-    assert served_loads(homes, {"h0": 3, "h2": -5}) == {"h0": 6, "h2": 0}
-    assert served_loads(homes[:1], {}) == {}
+    homes = [HomePlan("h0", "w0"), HomePlan("h1"), HomePlan("h2", "w2")]
+    assert served_loads(homes, {"h0": 6, "h2": 0}.__getitem__) == {"h0": 6, "h2": 0}
+    assert served_loads(homes[:1], {"h0": 6}.__getitem__) == {}
+
+
+@pytest.mark.parametrize(
+    ("shown", "own", "others"), [(5, (2, 2), 3), (5, (4, 6), 0), (5, (1, 3), 2), (5, (7, 9), -2), (0, (0, 0), 0)]
+)
+def test_what_a_plan_shows_beyond_what_was_ours_is_others(shown: int, own: tuple[int, int], others: int) -> None:
+    assert others_at(HomePlan("h0", ready=1, running=shown - 1), *own) == others
 
 
 # --- who serves ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ Source: DESIGN 5, bounded-load rendezvous hashing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import shake_128
 from struct import unpack
@@ -108,14 +108,20 @@ def _index(home: str) -> int:
     return int(home[1:])
 
 
-def served_loads(homes: Sequence[HomePlan], since: Mapping[str, int]) -> dict[str, float]:
-    """What `choose_home` may choose from for a job that is to run now: the homes that somebody serves, with what runs
-    and waits there by the plan and what changed `since`. Empty where the pool has fewer than two."""
-    if len(homes) < 2:
-        return {}
-    return {
-        each.home: max(0.0, each.ready + each.running + since.get(each.home, 0)) for each in homes if each.worker_id
-    }
+def served_loads(homes: Sequence[HomePlan], load: Callable[[str], float]) -> dict[str, float]:
+    """What `choose_home` may choose from for a job that is to run now: the homes that somebody serves, and what is
+    there. Empty where the pool has fewer than two."""
+    return {each.home: load(each.home) for each in homes if each.worker_id} if len(homes) > 1 else {}
+
+
+def others_at(home: HomePlan, own_least: int, own_most: int) -> int:
+    """Jobs at a home that are not this door's, by a plan: its load less what was ours when it counted, which is not
+    known to the moment but lies between `own_least` and `own_most`. Negative where jobs ended and we did not hear.
+
+    What of it may be ours is taken to be: a job of ours that counted twice would move warm sessions for nothing.
+    """
+    shown = home.ready + home.running
+    return shown - min(max(shown, own_least), own_most)
 
 
 def home_again(key: str, homes: Sequence[HomePlan], worker_id: str) -> str:

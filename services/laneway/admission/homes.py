@@ -1,68 +1,76 @@
-"""Where this door sends jobs: the home slot of each, and what it sent that the newest plan does not show yet.
+"""Where this door sends jobs: the home slot of each, and what is at the homes already.
 
-The choice is policy.affinity's. A job that is to run now is weighed against what the plan shows at each home and what
-this door sent and saw end since. What will be at a home when a parked job is released nobody knows: those are shared
-out evenly, by what this door parked before.
+The choice is policy.affinity's. A job that is to run now is weighed against what is at each home now. What will be at a
+home when a parked job is released nobody knows: those are shared out evenly, by what this door parked before.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections import Counter, OrderedDict, deque
 
 from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
+from laneway.core.fleet import Plan
 from laneway.core.job import GenerateTask
-from laneway.policy.affinity import affinity_key, choose_home, served_loads
+from laneway.policy.affinity import affinity_key, choose_home, others_at, served_loads
 from laneway.runtime.plans import PlanView
 
-# A plan says when it was made, by a clock that agrees with ours to some milliseconds, from numbers a moment older. What
-# was sent in between counts twice if that is taken for too long, which moves warm sessions where there are few jobs.
-READ_S = 0.05
-LONGEST_LAG_S = 1.0  # whatever the clocks say
+WINDOW_S = 0.5  # before a plan was made, in which it may have counted, and the news of ends may have been under way
+LONGEST_LAG_S = 1.0  # from then until it came, whatever the clocks say
 LAST_HOMES_MAX = 16_384  # keys whose last home is remembered; those not used for longest begin anew
-LIVE_JOBS_MAX = 100_000  # jobs whose end is awaited; a forgotten one counts at its home until the next plan
+LIVE_JOBS_MAX = 100_000  # jobs whose end is awaited; of those forgotten the plan tells
 PARKED_MEMORY = 512  # parked jobs of a pool that count in sharing out the next; older ones count half, and so on
+
+_Home = tuple[str, str]  # pool, home
 
 
 class HomeLedger:
-    """Sent to homes and ended since the newest plan was made; times are monotonic."""
+    """What is at each home: exactly what this door has there, and by the newest plan what others have. Times are
+    monotonic."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._live: OrderedDict[str, tuple[str, str]] = OrderedDict()  # job -> pool, home
-        self._entries: deque[tuple[float, str, str, int]] = deque()  # when, pool, home, change
-        self._since: dict[str, dict[str, int]] = {}  # pool: home: sum of its entries
+        self._jobs: OrderedDict[str, _Home] = OrderedDict()  # sent and not heard to have ended
+        self._own: Counter[_Home] = Counter()  # how many, by home
+        self._changes: deque[tuple[float, _Home, int]] = deque()  # of late
+        self._others: dict[_Home, int] = {}
 
-    def plan_arrived(self, made_s: float) -> None:
-        """`made_s`: when the plan was made, Unix seconds."""
-        lag_s = min(LONGEST_LAG_S, max(0.0, self._clock.now() - made_s) + READ_S)
-        self._drop_before(self._clock.monotonic() - lag_s)
+    def plan_arrived(self, plan: Plan) -> None:
+        lag_s = min(LONGEST_LAG_S, max(0.0, self._clock.now() - plan.made_s))
+        self._drop_before(self._clock.monotonic() - lag_s - WINDOW_S)
+        least, most, own = self._own.copy(), self._own.copy(), self._own.copy()
+        for _, at, change in reversed(self._changes):
+            own[at] -= change
+            least[at], most[at] = min(least[at], own[at]), max(most[at], own[at])
+        self._others = {
+            (pool.pool, home.home): others_at(home, least[pool.pool, home.home], most[pool.pool, home.home])
+            for pool in plan.pools
+            for home in pool.homes
+        }
 
     def sent(self, job_id: str, pool: str, home: str) -> None:
-        self._live[job_id] = pool, home
-        if len(self._live) > LIVE_JOBS_MAX:
-            self._live.popitem(last=False)
-        self._enter(pool, home, 1)
+        self._jobs[job_id] = pool, home
+        if len(self._jobs) > LIVE_JOBS_MAX:
+            self._change(self._jobs.popitem(last=False)[1], -1)
+        self._change((pool, home), 1)
 
     def ended(self, job_id: str) -> None:
-        live = self._live.pop(job_id, None)
-        if live is not None:
-            self._enter(*live, -1)
+        at = self._jobs.pop(job_id, None)
+        if at is not None:
+            self._change(at, -1)
 
-    def since(self, pool: str) -> Mapping[str, int]:
-        """The change at each home of a pool."""
-        return self._since.get(pool, {})
+    def load(self, pool: str, home: str) -> int:
+        return max(0, self._own[pool, home] + self._others.get((pool, home), 0))
 
-    def _enter(self, pool: str, home: str, change: int) -> None:
-        self._entries.append((self._clock.monotonic(), pool, home, change))
-        at_homes = self._since.setdefault(pool, {})
-        at_homes[home] = at_homes.get(home, 0) + change
+    def _change(self, at: _Home, change: int) -> None:
+        now_s = self._clock.monotonic()
+        self._own[at] += change
+        self._changes.append((now_s, at, change))
+        self._drop_before(now_s - LONGEST_LAG_S - WINDOW_S)
 
     def _drop_before(self, then_s: float) -> None:
-        while self._entries and self._entries[0][0] < then_s:
-            _, pool, home, change = self._entries.popleft()
-            self._since[pool][home] -= change
+        while self._changes and self._changes[0][0] < then_s:
+            self._changes.popleft()
 
 
 class Homes:
@@ -85,7 +93,7 @@ class Homes:
         if parked:
             loads = self._parked_loads(pool.name, [each.home for each in homes])
         else:
-            loads = served_loads(homes, self._ledger.since(pool.name))
+            loads = served_loads(homes, lambda home: self._ledger.load(pool.name, home))
         home = choose_home(key, loads, self._last.get(key, ""))
         if home:
             self._remember(key, home)

@@ -46,7 +46,7 @@ class Ledger:
         self._shown_s = self._clock.monotonic() - PLAN_LAG_S
         self.tenants.plan_arrived(plan)
         self.inflow.observe(plan, self._clock.monotonic())
-        self.homes.plan_arrived(plan.made_s)
+        self.homes.plan_arrived(plan)
         self._forget_overdue()
 
     def _forget_overdue(self) -> None:
