@@ -47,7 +47,7 @@ class TestCredit:
     def test_a_share_of_steps_may_carry_a_chunk_as_far_as_the_target_allows(self):
         load = busy(CPU, tpot_target_s=0.05, decoding=4, context_tokens=400, priority=4)
         step_s = CPU.decode_s(4)
-        assert policy.phi_max(load, 0.8, PARAMS) == pytest.approx((0.04 - step_s) / (0.00035 * 128))
+        assert policy.phi_max(load, 0.8, PARAMS) == pytest.approx((0.04 - step_s) / (0.00035 * load.chunk_tokens))
 
     def test_without_priority_here_nothing_limits_it(self):
         assert policy.phi_max(IDLE, 0.8, PARAMS) == 1.0
@@ -64,8 +64,10 @@ class TestCredit:
     def test_the_share_stays_in_its_bounds_and_falls_with_more_sequences(self, load, theta):
         phi = policy.phi_max(load, theta, PARAMS)
         assert policy.PHI_MIN <= phi <= 1.0
-        more = policy.phi_max(replace(load, decoding=load.decoding + 1), theta, PARAMS)
-        assert more <= phi + 1e-9
+        more = replace(load, decoding=load.decoding + 1)
+        assert policy.phi_max(more, theta, PARAMS) * more.chunk_tokens <= phi * load.chunk_tokens + 1e-6, (
+            "tokens a step"
+        )
         assert policy.phi_max(load, min(0.9, theta + 0.05), PARAMS) >= phi - 1e-9
         assert policy.credit_rate(load, theta, PARAMS) > 0.0
 
@@ -103,7 +105,8 @@ class TestGuard:
             assert 0.2 * load.ttft_target_s < whole_s <= 0.25 * load.ttft_target_s
 
     def test_strict_is_one_chunk(self):
-        assert policy.guard_tokens(busy(strict=True), PARAMS) == 512
+        load = busy(strict=True)
+        assert policy.guard_tokens(load, PARAMS) == load.chunk_tokens == 480
 
     @given(loads)
     def test_it_is_whole_blocks_and_at_least_one(self, load):
@@ -200,7 +203,7 @@ class TestLongPrompts:
     def test_it_goes_in_chunks_where_it_would_break_somebodys_tokens(self):
         tight = [chat(target_s=0.05)] * 15 + [chat(made=150, left=50, target_s=0.008)]
         pace = self.pace(decoders=tight, time_left_s=4.0)
-        assert pace.slice_tokens == 512
+        assert pace.slice_tokens == busy().chunk_tokens == 480
         assert 8000 / pace.tokens_per_s < 4.0
 
     def test_its_own_promise_counts_as_much_as_theirs(self):
@@ -214,7 +217,7 @@ class TestLongPrompts:
 
     def test_short_prompts_empty_engines_and_switches_leave_it_whole(self):
         tight = [chat(target_s=0.001)]
-        assert self.pace(left=512, decoders=tight) == policy.Pace(512)
+        assert self.pace(left=480, decoders=tight) == policy.Pace(480)
         assert self.pace(decoders=[]) == policy.Pace(8000)
         assert self.pace(decoders=tight, params=InterferenceParams(slices=False)) == policy.Pace(8000)
 

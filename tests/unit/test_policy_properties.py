@@ -234,7 +234,9 @@ acts = st.lists(st.tuples(loads, st.integers(1, 8_000), st.floats(0.0, 2.0)), ma
 
 
 @given(acts=acts, in_slices=st.booleans(), bulk=st.booleans())
-def test_the_interference_budget_owes_no_more_than_its_guard(acts: list, in_slices: bool, bulk: bool):  # type: ignore[type-arg] # as drawn
+def test_the_interference_budget_owes_no_more_than_its_guard(
+    acts: list[tuple[interference.Load, int, float]], in_slices: bool, bulk: bool
+):
     """Whatever waits, passes and is charged: credit stays within the debt Q and the depth, and what is granted within
     what is left and the guard."""
     params, credit = interference.InterferenceParams(), 0.0

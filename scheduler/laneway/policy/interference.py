@@ -105,10 +105,13 @@ class Load(Struct, frozen=True):
     strict: bool = False  # one of those asks for strict isolation
     phi_priority: float = 0.0  # share of a step's chunk that priority prompts take
     lower_prompt_tokens: int = 0  # of lower lanes: submitted and not yet computed
+    priority_prompt_tokens: int = 0  # the same of priority
 
     @property
     def chunk_tokens(self) -> int:
-        return self.times.chunk_tokens or CHUNK_TOKENS
+        """Of prompts in a step, in whole blocks. What decodes takes its tokens of the same step first: a slice of the
+        whole chunk would need a second step for its last tokens."""
+        return blocks((self.times.chunk_tokens or CHUNK_TOKENS) - self.decoding, self.block_tokens)
 
     @property
     def step_s(self) -> float:
@@ -194,8 +197,8 @@ def may_submit(prompt: Prompt, credit: float, load: Load, params: InterferencePa
     if not params.budget:
         return prompt.left
     guard = guard_tokens(load, params)
-    most = guard if not load.recent else min(guard, blocks(load.chunk_tokens, load.block_tokens))
-    room = min(most, guard - load.lower_prompt_tokens)
+    most = guard if not load.recent else min(guard, load.chunk_tokens - load.priority_prompt_tokens)
+    room = most - load.lower_prompt_tokens
     if load.priority:
         room = min(room, int(credit + guard)) if credit > 0.0 else 0
     if room >= prompt.left:

@@ -247,8 +247,9 @@ class Budget:
         self.phi_priority += PHI_WEIGHT * (min(1.0, min(prompt, priority) / chunk) - self.phi_priority)
         if lower and prompt and (token_s := self.fit.times.prefill_token_s) > 0.0:
             extra_s = max(0.0, length_s - self.fit.times.decode_s(before.decoding, before.kv_tokens_used))
-            flying = sum(e.in_flight_tokens for e in lower)
-            lower[0].cost_tokens += extra_s / token_s * flying / (flying + priority)
+            flying = priority + sum(e.in_flight_tokens for e in lower)
+            for entry in lower:
+                entry.cost_tokens += extra_s / token_s * entry.in_flight_tokens / flying
 
     def _move_theta(self, now_s: float) -> None:
         passed_s, self._theta_s = now_s - self._theta_s, now_s
@@ -294,6 +295,7 @@ class Budget:
             strict=near.strict,
             phi_priority=self.phi_priority,
             lower_prompt_tokens=sum(e.in_flight_tokens for e in self._entries if e.lane is not Lane.PRIORITY),
+            priority_prompt_tokens=sum(e.in_flight_tokens for e in here),
         )
 
     def _changed(self) -> None:
@@ -323,17 +325,24 @@ class Budget:
             self._why = why
             if why != policy.OPEN:
                 metrics.GATE_CLOSED.labels(self._pool.name, why).inc()
-        return self._params().lower_prefills_max - self._lower_prefills() if why == policy.OPEN else 0
+        return self._params().lower_prefills_max - self._prefilling() if why == policy.OPEN else 0
 
     def _obstacle(self) -> str:
         self._refill(self._clock.monotonic())
         if self._seats is not None and self._seats.slots_free <= self.reserved_slots():
             return policy.HEADROOM
-        return policy.may_join(self.credit, self._lower_prefills(), self.load(), self.theta, self._params())
+        return policy.may_join(self.credit, self._prefilling(), self.load(), self.theta, self._params())
+
+    def _prefilling(self) -> int:
+        """Lower-lane jobs without their first token, but for one that waits for its last slice only: that shares a step
+        with the first slice of the next."""
+        chunk = self.load().chunk_tokens
+        lower = (e for e in self._entries if e.lane is not Lane.PRIORITY and e.slices and e.submitted and not e.first_s)
+        return self._lower_prefills() - sum(e.in_flight_tokens < chunk for e in lower)
 
     def floor_places(self) -> int:
         self._refill(self._clock.monotonic())
-        prefilling, params = self._lower_prefills(), self._params()
+        prefilling, params = self._prefilling(), self._params()
         may = policy.floor_may_join(self.credit, prefilling, self.load(), params)
         return params.lower_prefills_max - prefilling if may else 0
 
