@@ -18,7 +18,7 @@ from laneway.core.errors import (
     TenantLimit,
     Unavailable,
 )
-from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
+from laneway.core.fleet import EtaFit, LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
 from laneway.core.job import Contract, GenerateTask, Sampling
 from laneway.core.lanes import LANES, PARKING_LANES, Lane, VerdictKind
 from laneway.policy import eta as etas
@@ -433,3 +433,111 @@ def test_a_region_that_drains_takes_no_new_work_and_says_when_to_come_again():
         decision = admit(ask, Situation(known, NOW, 0.4, 0.1, draining=True), PARAMS)
         assert (decision.refusal, decision.verdict.reason) == (Unavailable, "REGION_DRAINING")
         assert seconds(decision.error().retry_after_s) > 0.0
+
+
+def test_what_was_learned_corrects_what_is_stated_and_what_a_wait_may_come_to():
+    fit = EtaFit(2.0, 3.0, 200)
+    plain = replace(IDLE, free_slots=0, service_s=0.8, lanes=(LanePlan(Lane.PRIORITY, running=8),))
+    taught = replace(plain, lanes=(replace(plain.lanes[0], ttft_fit=fit, completion_fit=fit),))
+    before, after = (decide(contract(ttft_s=5.0), PoolView(plan)).verdict for plan in (plain, taught))
+    assert after.ttft_eta_s == pytest.approx(2 * seconds(before.ttft_eta_s))
+    assert after.ttft_bound_s == pytest.approx(3 * seconds(before.ttft_bound_s))
+    assert after.completion_bound_s == pytest.approx(3 * seconds(before.completion_bound_s))
+    assert after.estimate == before.estimate, "what is learned of next does not count twice"
+    wait = etas.priority_eta(POOL, PoolView(plain), 100, 50)
+    least = wait.ttft_s - wait.wait_s + 3.0 * (wait.wait_s + PARAMS.z * wait.wait_sigma_s)
+    assert decide(contract(ttft_s=least + 1e-6), PoolView(taught)).refusal is None
+    assert decide(contract(ttft_s=least - 1e-3), PoolView(taught)).refusal is LaneSaturated
+    idle = replace(IDLE, lanes=taught.lanes)
+    assert decide(contract(ttft_s=0.13), PoolView(idle)).refusal is None, "nothing is learned of a pool at rest"
+
+
+def test_a_verdict_shows_the_numbers_it_rests_on():
+    busy = PoolView(replace(IDLE, free_slots=0, service_s=4.0, lanes=(LanePlan(Lane.BATCH, parked=3),)))
+    for lane in LANES:
+        for due_s in (600.0, 2.0):
+            verdict = decide(contract(lane, due_s=due_s), busy).verdict
+            facts = dict(verdict.facts)
+            assert {"wait_s", "wait_sigma_s", "service_s", "ahead_jobs", "ahead_tokens", "capacity"} <= set(facts)
+            assert len(verdict.facts) <= 16
+            assert seconds(verdict.completion_bound_s) >= seconds(verdict.completion_eta_s)
+            assert seconds(verdict.ttft_bound_s) >= seconds(verdict.ttft_eta_s)
+    both = (candidate(), candidate(STRONG))
+    slow = replace(busy, plan=replace(busy.plan, service_s=40.0))
+    other = PoolView(replace(IDLE, pool="chat-strong", free_slots=0, service_s=40.0))
+    refused = decide(contract(ttft_s=0.2), slow, other, candidates=both)
+    assert dict(refused.verdict.facts)["other_tiers"] in ("small:LANE_SATURATED", "strong:LANE_SATURATED")
+
+
+def situation(view: PoolView, jitter: float = 0.4, **more) -> Situation:
+    return Situation({view.plan.pool: view}, NOW, jitter, 0.1, **more)
+
+
+def test_who_comes_at_its_time_is_judged_by_expectation():
+    edge = PoolView(replace(IDLE, free_slots=0, service_s=4.0))
+    eta = etas.priority_eta(POOL, edge, 100, 50)
+    ask = Ask(contract(ttft_s=eta.ttft_s + 1e-6), (candidate(),), "local")
+    here = frozenset({"chat-small"})
+    assert admit(ask, situation(edge), PARAMS).refusal is LaneSaturated
+    redeemed = admit(ask, situation(edge, redeeming=here, refusing=here), PARAMS)
+    assert redeemed.refusal is None
+    assert redeemed.redeemed
+    assert dict(redeemed.verdict.facts)["place"] == "promised"
+    sooner = replace(ask, contract=contract(ttft_s=eta.ttft_s - 1e-3))
+    assert admit(sooner, situation(edge, redeeming=here), PARAMS).refusal is LaneSaturated
+
+
+def test_a_place_comes_after_all_that_was_promised():
+    busy = PoolView(replace(IDLE, free_slots=0, service_s=4.0, lanes=(LanePlan(Lane.PRIORITY, ready=10, running=8),)))
+    ask = Ask(contract(), (candidate(),), "local")
+    alone = seconds(admit(ask, situation(busy, 0.0), PARAMS).place_s)
+    behind = admit(ask, situation(busy, 0.0, promised_later={"chat-small": Load(6)}), PARAMS)
+    assert behind.place_s == pytest.approx(alone + 6 * 4.0 / 8)
+    assert seconds(admit(ask, situation(busy, 0.999), PARAMS).place_s) <= alone + PARAMS.place_spread_s
+
+
+def test_a_place_lies_no_farther_ahead_than_may_be_promised():
+    busy = PoolView(replace(IDLE, free_slots=0, service_s=4.0, lanes=(LanePlan(Lane.PRIORITY, ready=10, running=8),)))
+    ask = Ask(contract(), (candidate(),), "local")
+    after_s = seconds(admit(ask, situation(busy, 0.0), PARAMS).place_s)
+    exactly, less = (replace_params(place_s_max=most) for most in (after_s, after_s - 0.001))
+    assert admit(ask, situation(busy, 0.0), exactly).place_s == after_s
+    beyond = admit(ask, situation(busy, 0.0), less)
+    assert beyond.place_s is None
+    assert seconds(beyond.verdict.retry_after_s) <= less.retry_s_max
+
+
+def test_one_in_a_hundred_refusals_is_tried_if_it_may_well_be_kept():
+    edge = PoolView(replace(IDLE, free_slots=0, service_s=4.0))
+    eta = etas.priority_eta(POOL, edge, 100, 50)
+    near, far = (Ask(contract(ttft_s=share * eta.ttft_s), (candidate(),), "local") for share in (1.05, 0.3))
+    tried = admit(near, situation(edge, 0.009), PARAMS)
+    assert (tried.refusal, tried.verdict.reason) == (None, "AUDIT")
+    assert admit(near, situation(edge, 0.01), PARAMS).refusal is LaneSaturated
+    assert admit(far, situation(edge, 0.0), PARAMS).refusal is LaneSaturated, "hopeless"
+    assert admit(near, situation(edge, 0.0), replace_params(audit_share=0.0)).refusal is LaneSaturated
+
+
+@given(view=views("chat-small"), lane=lanes, due_s=st.floats(1, 1e4), ttft_s=st.floats(0.1, 50))
+def test_pools_that_look_alike_get_the_same_verdict_in_either_order(view, lane, due_s, ttft_s):
+    twin = replace(POOL, name="chat-twin")
+    known = {"chat-small": view, "chat-twin": replace(view, plan=replace(view.plan, pool="chat-twin"))}
+    orders = ((candidate(), candidate(twin)), (candidate(twin), candidate()))
+    promised = contract(lane, due_s=due_s, ttft_s=ttft_s)
+    first, second = (admit(Ask(promised, order, "local"), Situation(known, NOW, 0.4, 0.1), PARAMS) for order in orders)
+    assert (first.refusal, first.placement) == (second.refusal, second.placement)
+    assert first.verdict.reason == second.verdict.reason
+    assert first.verdict.retry_after_s == second.verdict.retry_after_s
+    assert first.verdict.completion_bound_s == second.verdict.completion_bound_s
+
+
+@given(view=views("chat-small"), lane=lanes, due_s=st.floats(-5, 1e4), delay_s=st.floats(-5, 100))
+def test_deadlines_never_grow(view, lane, due_s, delay_s):
+    not_before = NOW + delay_s if lane.may_park and delay_s > 0 else 0.0
+    promised = contract(lane, due_s=due_s, not_before_s=not_before)
+    decision = admit(Ask(promised, (candidate(),), "local"), situation(view), PARAMS)
+    assert decision.contract.deadline_s == promised.deadline_s
+    assert decision.latest_start_s <= promised.deadline_s
+    assert decision.device_s >= 0.0
+    if decision.refusal is None:
+        assert decision.fire_at_s <= max(NOW, not_before, promised.deadline_s)

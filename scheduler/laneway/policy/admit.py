@@ -8,14 +8,7 @@ The order: the allowed regions, whether this one takes new work, the storage, wh
 each candidate tier from the cheapest (what it can never do: cost, KV, deadline on an idle pool; then its load), the
 first that fits wins; otherwise the refusal that can be retried soonest.
 
-Feasible is what keeps its times with nine chances in ten as far as load goes:
-
-    k x (wait + z sigma) + own time <= target      k = what such waits came to before (policy.calibration), p90
-
-on the first token (priority) and on the whole answer. The request's own time counts as expected and not by its 90 %
-length: what does not fit an idle pool is refused for good, and what fits one must be acceptable at last, or no retry
-time would be true. A pool that has just refused asks for `resume_margin` more of the wait. A request that comes at its
-promised time (policy.promises) is judged by expectations alone: z = 0, k = 1, no margin.
+Feasible is what keeps its times with nine chances in ten as far as load goes (policy.feasible).
 
 One in a hundred (`audit_share`) of what would be refused for its ETA, while the expectation keeps the deadline and the
 bound is over by `audit_over_max` of the time at most, is accepted all the same (AUDIT): where estimates have gone wrong
@@ -32,15 +25,12 @@ corrections (policy.calibration) bound; doors judge the same room between two pl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from laneway.core.catalogue import Pool
 from laneway.core.errors import (
     Infeasible,
     LaneSaturated,
@@ -50,74 +40,18 @@ from laneway.core.errors import (
     TenantLimit,
     Unavailable,
 )
-from laneway.core.fleet import EtaFit
-from laneway.core.job import Contract, Estimate, Verdict
+from laneway.core.job import Contract, Verdict
 from laneway.core.lanes import Lane, VerdictKind
 from laneway.policy import eta as etas
-from laneway.policy.calibration import Stated, stated
+from laneway.policy.asking import AdmitParams, Ask, Candidate, Situation
 from laneway.policy.contract import within_reach
-from laneway.policy.eta import Eta, Load, PoolView, Rates
-from laneway.policy.fire import FireParams, fire_at_s, latest_start_s
+from laneway.policy.eta import Load, PoolView
+from laneway.policy.feasible import Judged, audited, facts_of, judge, latest_start_of
+from laneway.policy.fire import fire_at_s
 
-WAIT_FACTOR_MIN, WAIT_FACTOR_MAX = 0.5, 4.0  # what was learned of waits decides within these
+__all__ = ["AdmitParams", "Ask", "Candidate", "Decision", "Placement", "Situation", "admit", "full_lane_retry_s"]
+
 TIERS_TOLD_MAX = 4  # other tiers that a verdict names
-
-
-@dataclass(frozen=True, slots=True)
-class AdmitParams:
-    """Reference values and their sources are in docs/policy.md."""
-
-    z: float = 1.28  # one-sided 90 %
-    margin_s: float = 0.5
-    margin_ratio: float = 0.1
-    floor: float = 0.1  # share of a pool that its lower lanes always get
-    jitter_min: float = 0.8
-    jitter_max: float = 1.3
-    retry_s_min: float = 0.1
-    retry_s_max: float = 30.0
-    resume_margin: float = 0.1
-    stale_factor: float = 2.0
-    yield_wait_s: float | None = None  # until running lower work has made room for priority; None: it never does
-    storage_max: float = 0.8
-    storage_retry_s: float = 2.0
-    tenant_jobs_max: Mapping[Lane, int] = field(default_factory=dict)  # open jobs of one tenant; 0: no limit
-    tenant_retry_s: float = 1.0  # to begin with: doors hear of ends with a plan, some times a second
-    ttft_default_s: Mapping[Lane, float] = field(default_factory=dict)
-    batch_share: float = 0.2  # of what the parking lanes get, batch's least while deferrable work waits
-    place_s_max: float = 300.0  # how far ahead a place may be promised (policy.promises)
-    place_spread_s: float = 2.0  # most that jitter puts off a promised time: places are spread already
-    audit_share: float = 0.01
-    audit_over_max: float = 0.5
-
-
-class Candidate(Struct, frozen=True):
-    """A pool that may serve the request, and the request in that pool's tokens."""
-
-    pool: Pool
-    prompt_tokens: int
-    max_tokens: int  # of all answers together
-    expected_tokens: int  # predicted output: the quantile that the lane's ETA uses
-    long_tokens: int  # predicted output near its upper end: for the latest start
-
-
-class Ask(Struct, frozen=True):
-    contract: Contract
-    candidates: Sequence[Candidate]  # cheapest first, at least one
-    region: str
-
-
-class Situation(Struct, frozen=True):
-    """What admission knows at this moment."""
-
-    views: Mapping[str, PoolView]  # by pool
-    now_s: float
-    jitter: float  # uniform in [0, 1)
-    storage_used: float | None  # 0 .. 1; None: unknown
-    refusing: frozenset[str] = frozenset()  # pools whose last priority answer was a refusal
-    draining: bool = False  # an operator keeps new work out of the region
-    tenant_open: int = 0  # the tenant's open jobs in the contract's lane
-    redeeming: frozenset[str] = frozenset()  # pools at which the request comes at its promised time
-    promised_later: Mapping[str, Load] = {}  # by pool: promised work that only a new place comes after
 
 
 class Placement(StrEnum):
@@ -184,13 +118,13 @@ def admit(ask: Ask, situation: Situation, params: AdmitParams) -> Decision:
             retry_s=_retry(params.tenant_retry_s, situation, params),
         )  # fmt: skip
         return replace(refusal, quota={"quota": "tenant_jobs_max", "limit": str(most)})
-    judge = _judge_parking if contract.lane.may_park else _judge_priority
+    by_lane = _judge_parking if contract.lane.may_park else _judge_priority
     refused: list[Decision] = []
     for index, candidate in enumerate(ask.candidates):
         reachable = _reachable(contract, candidate, situation, params)
         decision = _never(ask, candidate, reachable, situation)
         if decision is None:
-            decision = judge(ask, candidate, reachable, situation, params, index > 0)
+            decision = by_lane(ask, candidate, reachable, situation, params, index > 0)
         if decision.refusal is None:
             return _with_tiers(decision, refused)
         refused.append(decision)
@@ -277,12 +211,12 @@ def _judge_priority(
         pool, view, candidate.prompt_tokens, candidate.expected_tokens,
         long_tokens=candidate.long_tokens, yield_wait_s=params.yield_wait_s, floor=params.floor,
     )  # fmt: skip
-    judged = _judge(pool, contract, eta, situation, params)
+    judged = judge(pool, contract, eta, situation, params)
     lane = view.plan.lane(Lane.PRIORITY)
     full = lane.limit and lane.ready + lane.running >= lane.limit
     if not (full or judged.over_s > 0.0):
         return _accepted(ask, candidate, contract, situation, params, judged, moved=moved)
-    if not full and _audited(contract, judged, situation, params):
+    if not full and audited(contract, judged, situation, params):
         return _accepted(ask, candidate, contract, situation, params, judged, moved=moved, audit=True)
     message = "the lane is full"
     if not full and judged.over_ttft_s > 0.0:
@@ -303,109 +237,16 @@ def _judge_parking(
     eta = etas.parking_eta(
         pool, view, lane, candidate.prompt_tokens, candidate.expected_tokens,
         long_tokens=candidate.long_tokens, floor=max(1e-3, params.floor),
-        due_s=_latest_start_s(contract, rate, candidate, params),
+        due_s=latest_start_of(contract, rate, candidate, params),
         share=params.batch_share if lane is Lane.BATCH else 1.0,
     )  # fmt: skip
-    judged = _judge(pool, contract, eta, situation, params)
+    judged = judge(pool, contract, eta, situation, params)
     if judged.over_s <= 0.0:
         return _accepted(ask, candidate, contract, situation, params, judged, moved=moved)
-    if _audited(contract, judged, situation, params):
+    if audited(contract, judged, situation, params):
         return _accepted(ask, candidate, contract, situation, params, judged, moved=moved, audit=True)
     message = f"the answer is expected in {judged.stated.completion_s:.1f} s, perhaps later than its deadline"
     return _saturated(ask, candidate, contract, situation, params, judged, message, judged.over_s)
-
-
-class _Judged(Struct, frozen=True):
-    """An estimate against what was promised. Times from now; `over`: beyond the target, negative where it is kept."""
-
-    eta: Eta
-    estimate: Estimate
-    stated: Stated
-    ttft_s: float  # as it is judged: with what doubt and experience add to its wait
-    over_ttft_s: float
-    over_deadline_s: float
-    time_s: float  # until the deadline
-    fits: tuple[EtaFit, EtaFit]
-    redeemed: bool = False
-
-    @property
-    def over_s(self) -> float:
-        return max(self.over_ttft_s, self.over_deadline_s)
-
-
-def _judge(pool: Pool, contract: Contract, eta: Eta, situation: Situation, params: AdmitParams) -> _Judged:
-    view, lane = situation.views[pool.name], contract.lane
-    if view.stale:
-        eta = eta.scaled(params.stale_factor)
-    start_s = max(0.0, contract.not_before_s - situation.now_s)
-    delay_s = start_s if start_s > eta.wait_s else 0.0
-    if start_s:
-        eta = eta.waiting_until(start_s)
-    estimate = Estimate(eta.ttft_s, 0.0, eta.completion_s, 0.0)
-    bounds = eta.bounds_s(params.z)
-    estimate = replace(estimate, ttft_bound_s=bounds[0], completion_bound_s=bounds[1])
-    plan = view.plan.lane(lane)
-    fits = plan.ttft_fit, plan.completion_fit
-    redeemed = pool.name in situation.redeeming
-    wait_s = eta.wait_s
-    if not redeemed:
-        room = 1.0 + (params.resume_margin if lane is Lane.PRIORITY and pool.name in situation.refusing else 0.0)
-        wait_s = delay_s + room * _trusted(fits[0]) * (eta.wait_s - delay_s + params.z * eta.wait_sigma_s)
-    ttft_s = wait_s + eta.ttft_s - eta.wait_s
-    time_s = contract.deadline_s - situation.now_s
-    return _Judged(
-        eta,
-        estimate,
-        stated(estimate, *fits, delay_s=delay_s),
-        ttft_s,
-        ttft_s - contract.ttft_target_s if lane is Lane.PRIORITY else -math.inf,
-        wait_s + eta.service_s - time_s,
-        time_s,
-        fits,
-        redeemed,
-    )
-
-
-def _trusted(fit: EtaFit) -> float:
-    """What waits are multiplied by before they are compared with a target."""
-    return min(WAIT_FACTOR_MAX, max(WAIT_FACTOR_MIN, fit.p90)) if fit.samples else 1.0
-
-
-def _audited(contract: Contract, judged: _Judged, situation: Situation, params: AdmitParams) -> bool:
-    if situation.jitter >= params.audit_share or judged.eta.completion_s > judged.time_s:
-        return False
-    target_s = contract.ttft_target_s if contract.lane is Lane.PRIORITY else judged.time_s
-    return judged.over_s <= params.audit_over_max * target_s
-
-
-def _latest_start_s(contract: Contract, rate: Rates, candidate: Candidate, params: AdmitParams) -> float:
-    service = rate.service_s(candidate.prompt_tokens, candidate.long_tokens)
-    return latest_start_s(contract.deadline_s, service, FireParams(params.margin_s, params.margin_ratio))
-
-
-def _facts(judged: _Judged, contract: Contract) -> tuple[tuple[str, str], ...]:
-    """For people: the numbers of a verdict, spans in seconds."""
-    eta, (ttft, completion) = judged.eta, judged.fits
-    facts = [
-        ("wait_s", f"{eta.wait_s:.4g}"),
-        ("wait_sigma_s", f"{eta.wait_sigma_s:.3g}"),
-        ("service_s", f"{eta.service_s:.4g}"),
-        ("longer_s", f"{eta.longer_s:.3g}"),
-        ("ahead_jobs", f"{eta.ahead_jobs:.3g}"),
-        ("ahead_tokens", f"{eta.ahead_tokens:.4g}"),
-        ("capacity", f"{eta.capacity:.3g}"),
-    ]
-    if contract.lane is Lane.PRIORITY:
-        facts.append(("target_s", f"{contract.ttft_target_s:g}"))
-    else:
-        facts.append(("ahead_device_s", f"{eta.ahead_device_s:.4g}"))
-    if ttft.samples:
-        facts.append(("ttft_fit", f"{ttft.p50:.3g} {ttft.p90:.3g}"))
-    if completion.samples:
-        facts.append(("completion_fit", f"{completion.p50:.3g} {completion.p90:.3g}"))
-    if judged.redeemed:
-        facts.append(("place", "promised"))
-    return tuple(facts)
 
 
 def _accepted(
@@ -414,7 +255,7 @@ def _accepted(
     contract: Contract,
     situation: Situation,
     params: AdmitParams,
-    judged: _Judged,
+    judged: Judged,
     *,
     moved: bool,
     audit: bool = False,
@@ -423,7 +264,7 @@ def _accepted(
     view = situation.views[pool.name]
     rate = etas.rates(pool, view.plan, context_tokens=candidate.prompt_tokens)
     service = rate.service_s(candidate.prompt_tokens, candidate.long_tokens)
-    latest = _latest_start_s(contract, rate, candidate, params)
+    latest = latest_start_of(contract, rate, candidate, params)
     hold = _hold_reason(contract, view, now) if lane.may_park else ""
     fire_at = now
     if hold:
@@ -456,7 +297,7 @@ def _accepted(
         cost=pool.cost(candidate.prompt_tokens, candidate.expected_tokens),
         ttft_bound_s=judged.stated.ttft_bound_s,
         completion_bound_s=judged.stated.completion_bound_s,
-        facts=_facts(judged, contract),
+        facts=facts_of(judged, contract),
         estimate=judged.estimate,
     )
     return Decision(
@@ -504,7 +345,7 @@ def _saturated(
     contract: Contract,
     situation: Situation,
     params: AdmitParams,
-    judged: _Judged,
+    judged: Judged,
     message: str,
     after_s: float,
 ) -> Decision:
@@ -538,7 +379,7 @@ def _refused(
     reason: str,
     message: str,
     *,
-    judged: _Judged | None = None,
+    judged: Judged | None = None,
     retry_s: float | None = None,
 ) -> Decision:
     pool = candidate.pool
@@ -556,6 +397,6 @@ def _refused(
         cost=pool.cost(candidate.prompt_tokens, candidate.expected_tokens),
         ttft_bound_s=judged.stated.ttft_bound_s if judged else None,
         completion_bound_s=judged.stated.completion_bound_s if judged else None,
-        facts=_facts(judged, contract) if judged else (),
+        facts=facts_of(judged, contract) if judged else (),
     )
     return Decision(verdict=verdict, candidate=candidate, contract=contract, refusal=error)

@@ -332,7 +332,8 @@ def promised_wait_s(pool: Pool, view: PoolView, lane: Lane, load: Load, eta: Eta
     """How long promised work keeps the pool before a request of this estimate has its turn after it."""
     if lane is Lane.PRIORITY:
         return load.jobs * (view.plan.service_s or eta.service_s) / max(1, view.plan.slots or pool.slots)
-    return load.device_s / max(1e-3, eta.capacity)
+    pace = min(eta.capacity, eta.ahead_device_s / eta.wait_s) if eta.ahead_device_s and eta.wait_s else eta.capacity
+    return load.device_s / max(1e-3, pace)  # at the pace of what stands ahead: a low lane gets a share alone
 
 
 def _priority_share(pool: Pool, plan: PoolPlan, service_s: float) -> float:

@@ -46,7 +46,7 @@ class TraceCore(SimulatedCore):
 
     __slots__ = ()
 
-    def _ends_itself(self, sequence, draw):  # type: ignore[no-untyped-def]  # as the base class has it
+    def _ends_itself(self, sequence, draw):
         high, low = (token_id - FIRST_ID for token_id in sequence.request.prompt_ids[:2])
         return min(self.eos_ids) if sequence.made >= high * LENGTH_BASE + low else None
 
