@@ -21,8 +21,9 @@ at most
 
     Q = guard_fraction x TTFT target / (gamma + t(b) / C)      (in whole KV blocks, at least one; `strict`: one chunk)
 
-**Slices.** A longer prompt is computed in slices through the prefix cache: of Q, or of one chunk (or Q, if that is
-less) while priority jobs are here or were lately, one in flight. Smaller slices cost throughput (a quarter of the TPOT
+**Slices.** A longer prompt is computed in slices through the prefix cache: of Q, or while priority jobs are here or
+were lately of what a step's chunk has left (C less what decodes, less priority's prompts that are on their way; never
+more than Q), one in flight. Smaller slices cost throughput (a quarter of the TPOT
 was measured on the embedded engine) and save a factor of 8 of the slowest first tokens and 2 of the slowest tokens.
 Without prefix reuse a prompt can only be submitted whole: on a pool marked bulk once it has credit for all but Q of it,
 on any other while no priority job is here or was lately.
