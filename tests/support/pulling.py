@@ -43,9 +43,13 @@ class HeldDelivery:
     steal: str = ""
     stored_s: float = 0.0
     stream_sequence: int = 1
+    back: list[HeldDelivery] | None = None  # the queue to which it goes when it is given back
 
     async def nak(self, delay_s: float = 0.0) -> None:
         self.naks.append(delay_s)
+        if self.back is not None:
+            self.deliveries += 1
+            self.back.append(self)
 
 
 def delivery_of(lane: Lane = Lane.PRIORITY, *, latest_start_s: float = 3e9, tokens: int = 8) -> HeldDelivery:
@@ -81,7 +85,8 @@ class Server:
         assert not self.held, "one pull at a time"
         self.pulls += 1
         await asyncio.sleep(0)
-        got, self.queue = self.queue[:batch], self.queue[batch:]
+        got = self.queue[:batch]
+        del self.queue[:batch]
         for delivery in got:
             delivery.pending = len(self.queue)
         return got

@@ -23,11 +23,7 @@ class HeldPulls:
         self._heard = heard
         self._offer = offer
         self._open: list[Source] = []
-
-    @property
-    def sources(self) -> frozenset[Source]:
-        """Whose pulls are open, or not collected yet."""
-        return frozenset(self._open)
+        self.sources: frozenset[Source] = frozenset()  # whose pulls are open, or not collected yet
 
     @property
     def slots(self) -> int:
@@ -39,6 +35,7 @@ class HeldPulls:
         assert source.puller is not None
         source.held_s = self._clock.monotonic()
         self._open.append(source)
+        self.sources = frozenset(self._open)
         source.puller.hold(HELD_PULL_S, self._heard, lambda delivery: self._offer(source, delivery))
 
     def ended(self) -> list[Source]:
@@ -51,6 +48,7 @@ class HeldPulls:
         assert source.puller is not None
         deliveries = await source.puller.collect()
         self._open.remove(source)
+        self.sources = frozenset(self._open)
         source.hear_trouble()
         if source.trouble:
             source.hold_from_s = self._clock.monotonic() + retry_s

@@ -121,7 +121,7 @@ class Placing:
         self._hear_wait(delivery, job)
         if not self._seats.can_ever_fit(ask):
             self._floor.dispose_too_large(delivery, job)
-        elif lane in self._due(views) and self.overloaded() and not self.is_due(delivery, job):
+        elif lane is not Lane.PRIORITY and self._too_early(delivery, job, views):
             source.due_looks -= 1
             left_s = job.record.latest_start_s - self._clock.now()
             await answer(delivery, Nak(min(NOT_DUE_S, left_s), "not_due"))
@@ -131,6 +131,11 @@ class Placing:
             self._staging.put(lane, delivery, job, ask, asked_s)
         else:
             await answer(delivery, Nak(0.0, "no_room"))
+
+    def _too_early(self, delivery: Delivery, job: QueuedJob, views: list[LaneView]) -> bool:
+        """Whether it has the floor's turn only because it might have been due."""
+        due = job.record.contract.lane in self._due(views)
+        return due and self.overloaded() and not self.is_due(delivery, job)
 
     def _has_room(self, lane: Lane, ask: KvAsk, views: list[LaneView]) -> bool:
         """Its size is known only now, and an earlier job of the same pull may have used up what the gate allows."""
@@ -147,7 +152,7 @@ class Placing:
 
     def _launch(self, delivery: Delivery, job: QueuedJob, views: list[LaneView]) -> None:
         lane = job.record.contract.lane
-        kept = lane in self._due(views)
+        kept = lane is not Lane.PRIORITY and lane in self._due(views)
         self.turns = started(self.turns, lane, 1, views)
         self._floor.launch(delivery, job, kept=kept)
 

@@ -171,6 +171,8 @@ class PullLoop:
 
     async def _settle_homes(self) -> None:
         """Takes on the home slot that the newest plan gives us. What we hold of another is let go first."""
+        if self._sources.settled:
+            return
         for source in self._sources.lost():
             if source in self._held.sources:
                 await self._let_go(source)
@@ -213,7 +215,7 @@ class PullLoop:
             if deliveries and not self._seats.slots_free:  # something else took its slot: another worker may have one
                 await answer(deliveries[0], Nak(0.0, "no_room"))
                 source.want(now_s)
-            else:
+            elif deliveries:
                 await self._placing.place_all(deliveries, source, self._views(), now_s)
         if not self._held.sources:
             self._none_held.set()
@@ -315,21 +317,20 @@ class PullLoop:
         return not self._draining and self._floor.may_start()
 
     def _views(self) -> list[LaneView]:
-        paused, held, seats = self._paused(), self._held.sources, self._seats
-        idle = seats.slots_free > 0 and seats.kv_tokens_free > 0
+        paused, held, staging = self._paused(), self._held.sources, self._staging.jobs
         views = []
         for lane in LANES:
-            self._next[lane] = self._sources.turn(lane, held, idle=idle)
-            staged, due = self._staging.jobs.get(lane), False
-            if lane is not Lane.PRIORITY:
-                due = (
-                    self._sources.may_be_due(lane)
-                    if staged is None
-                    else self._placing.is_due(staged.delivery, staged.job)
-                )
-            tokens = seats.need(staged.ask) if staged is not None else None
-            views.append(LaneView(lane, self._next[lane] is not None, lane in paused, tokens, due))
+            turn = self._next[lane] = self._sources.turn(lane, held, self._idle)
+            staged, tokens, due = staging.get(lane), None, False
+            if staged is not None:
+                tokens, due = self._seats.need(staged.ask), self._placing.is_due(staged.delivery, staged.job)
+            elif turn is not None:
+                due = self._sources.may_be_due(lane)
+            views.append(LaneView(lane, turn is not None, lane in paused, tokens, due))
         return views
+
+    def _idle(self) -> bool:
+        return self._seats.slots_free > 0 and self._seats.kv_tokens_free > 0
 
     def _room(self, views: list[LaneView]) -> Room:
         seats, gate = self._seats, self._gate

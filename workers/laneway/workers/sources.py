@@ -85,6 +85,7 @@ class Sources:
         self._lanes = {lane: _Lane() for lane in LANES}
         self._own = ""  # as it was at the last look
         self._plan: Plan | None = None
+        self._settled = False
         for home in (subjects.HOME_ANY, *homes.names):
             self._add(home)
 
@@ -113,6 +114,11 @@ class Sources:
         sources = self._lanes[lane].sources
         return [sources[home] for home in (subjects.HOME_ANY, self._own) if home in sources]
 
+    @property
+    def settled(self) -> bool:
+        """Whether the newest plan was taken on."""
+        return self._settled and self._homes.plan is self._plan
+
     def lost(self) -> list[Source]:
         """Those that the newest plan gave to somebody else, or to nobody."""
         own = self._homes.own
@@ -132,6 +138,7 @@ class Sources:
             for source in self.ours(lane):
                 await self.puller(source)
         self._hear_plan()
+        self._settled = True
 
     def _hear_plan(self) -> None:
         """Jobs that wait in slots of others have had their bells, perhaps before we listened."""
@@ -212,13 +219,15 @@ class Sources:
 
     # --- whose turn it is ----------------------------------------------------------------------------
 
-    def turn(self, lane: Lane, held: frozenset[Source], *, idle: bool) -> Turn | None:
+    def turn(self, lane: Lane, held: frozenset[Source], idle: Callable[[], bool]) -> Turn | None:
         """Where the lane's next job may be taken from. `held`: sources of which a pull is open already. Who has no
         room, not `idle`, leaves to others what they serve."""
         slots = self._slots(lane, held)
         if not slots:
             return None
-        patience_s = self._patience_s(lane) if idle else math.inf
+        patience_s = math.inf
+        if not all(slot.ours for slot in slots) and idle():
+            patience_s = self._patience_s(lane)
         return stealing.next_turn(slots, plan_fresh=self._homes.fresh(), patience_s=patience_s)
 
     def source(self, lane: Lane, home: str) -> Source:
@@ -234,8 +243,10 @@ class Sources:
         return min((look_s for look_s in looks if look_s is not None), default=None)
 
     def _slots(self, lane: Lane, held: frozenset[Source]) -> list[Slot]:
-        now_s = self._clock.monotonic()
         hinted = [source for source in self._lanes[lane].sources.values() if source.hint and source not in held]
+        if not hinted:
+            return []
+        now_s = self._clock.monotonic()
         if all(self._is_ours(source.home) for source in hinted):  # as nearly always
             return [Slot(each.home, True, now_s - max(each.wanted_s, each.turn_s)) for each in hinted]
         planned, fresh, slots = self._homes.planned(), self._homes.fresh(), []
