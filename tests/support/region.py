@@ -42,7 +42,10 @@ from tests.support.recording_host import RECORD_FILE, Aborted, Added, Entry, Ste
 TENANT = "default"  # of callers on this host where no tokens are configured
 ROOT = Path(__file__).parents[2]
 # Ends of the names of gauges that say what there is or should be, not what is live.
-_NOT_LIVE = ("_capacity_slots", "_capacity_tokens", "_desired_workers", "_created", "_used_ratio", "_skew_seconds")
+_NOT_LIVE = (
+    "_capacity_slots", "_capacity_tokens", "_desired_workers", "_created", "_used_ratio", "_skew_seconds",
+    "_policy_version", "_refused_state", "_credit_tokens", "_theta_ratio", "_prefill_ratio",
+)  # fmt: skip
 _Serve = Callable[[Settings, asyncio.Event], Awaitable[None]]
 
 
