@@ -246,6 +246,31 @@ async def test_at_max_ack_pending_a_pull_gets_no_answer_and_one_given_up_claims_
         assert jobs_of(await puller.pull(1)) == ["b"]
 
 
+async def test_a_held_pull_that_is_let_go_claims_nothing_more(twins: Twins):
+    async with twins() as twin, puller_of(twin.bus) as puller:
+        heard: list[bool] = []
+        puller.hold(60.0, lambda: heard.append(True))
+        await eventually(lambda: waiting_pulls(twin))
+        puller.let_go()
+        assert heard == [True]
+        assert await puller.collect() == []
+        assert puller.trouble == ""
+        await put(twin, "a")
+        await twin.bus.flush()
+        assert await depth(twin) == LaneDepth(ready=1, running=0)
+        assert jobs_of(await puller.pull(1)) == ["a"]
+
+
+async def test_what_a_held_pull_brought_before_it_was_let_go_is_given(twins: Twins):
+    async with twins() as twin, puller_of(twin.bus) as puller:
+        puller.hold(60.0, lambda: None)
+        await eventually(lambda: waiting_pulls(twin))
+        await put(twin, "a", "b")  # the first is on its way, or here
+        puller.let_go()
+        assert jobs_of(await puller.collect()) == ["a"]
+        assert await depth(twin) == LaneDepth(ready=1, running=1)
+
+
 @pytest.mark.parametrize("delay_s", [0.0, 0.2])
 async def test_a_redelivery_needs_no_room_and_comes_before_what_is_newer(twins: Twins, delay_s: float):
     async with twins() as twin, puller_of(twin.bus) as puller:
