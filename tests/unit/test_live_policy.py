@@ -39,6 +39,10 @@ class TestWhoseWordCounts:
         policy.take(plan(1, NEW))
         assert (policy.settings, policy.version) == (NEW, 1)
 
+    def test_a_process_does_not_start_with_values_that_contradict_each_other(self):
+        with pytest.raises(ConfigError, match="policy: theta must lie"):
+            LivePolicy(PolicySettings(theta=0.99))
+
     def test_an_older_version_changes_nothing(self):
         policy = LivePolicy(OWN)
         policy.take(plan(4, NEW))
@@ -94,7 +98,7 @@ class TestOtherReleases:
         assert (settings.ready_ahead_s, settings.batch_weight, settings.priority.deadline_s) == (7.0, 3.0, 9.0)
         assert settings.priority.ttft_target_s == OWN.priority.ttft_target_s
 
-    @pytest.mark.parametrize("text", ["", "[]", "{", '{"refusal_jitter_min": 5.0}', "null"])
+    @pytest.mark.parametrize("text", ["", "[]", "{", '{"refusal_jitter_min": 5.0}', '{"theta": 0.99}', "null"])
     def test_what_cannot_be_read_or_makes_no_sense_together_changes_nothing(self, text: str):
         assert merged(text, OWN) is OWN
 

@@ -15,8 +15,10 @@ import msgspec
 import msgspec.structs
 import structlog
 
+from laneway.core.errors import ConfigError
 from laneway.core.fleet import Plan
 from laneway.runtime import metrics
+from laneway.runtime.params import check_params
 from laneway.runtime.settings import PolicySettings
 
 T = TypeVar("T")
@@ -28,6 +30,8 @@ class LivePolicy:
     """One for a process. `take` is to be called with each newer plan."""
 
     def __init__(self, own: PolicySettings) -> None:
+        """ConfigError where the process's own settings contradict each other."""
+        check_params(own)
         self.settings = own
         self.version = 0  # as published; 0: the process's own settings hold
         self._own = own
@@ -101,7 +105,8 @@ def merged(published: str, own: PolicySettings) -> PolicySettings:
     try:
         values = msgspec.json.decode(published, type=dict[str, Any])
         settings = cast(PolicySettings, _merged(PolicySettings, values, own, "", ignored))
-    except (msgspec.DecodeError, TypeError, ValueError) as error:
+        check_params(settings)  # here, and not at a decision
+    except (msgspec.DecodeError, ConfigError, TypeError, ValueError) as error:
         _log.warning("published_policy_not_read", error=str(error))
         return own
     if ignored:
