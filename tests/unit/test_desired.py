@@ -111,7 +111,7 @@ def test_a_tenants_mis_set_deadline_buys_no_fleet() -> None:
     st.integers(0, 500),
     st.integers(0, 50),
 )
-def test_bounds(due: list[tuple[float, float]], parked: int, running: int) -> None:
+def test_desired_workers_bounds(due: list[tuple[float, float]], parked: int, running: int) -> None:
     lanes = [LanePlan(Lane.DEFERRABLE, parked=parked), LanePlan(Lane.PRIORITY, running=running)]
     load = Load(lanes, deferrable=curve(*due))
     wanted = desired(POOL, load, NOW_S).workers
