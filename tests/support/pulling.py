@@ -45,6 +45,11 @@ class HeldDelivery:
     stream_sequence: int = 1
     back: list[HeldDelivery] | None = None  # the queue to which it goes when it is given back
 
+    @property
+    def job_id(self) -> str:
+        assert self.job is not None
+        return self.job.record.job_id
+
     async def nak(self, delay_s: float = 0.0) -> None:
         self.naks.append(delay_s)
         if self.back is not None:
@@ -157,6 +162,11 @@ class PlainFloor:
         self.live.append(self.seats.take(job.record.contract.lane, self.seats.ask(job)))
         self.launched.append(job)
         self.kept.append(kept)
+
+    @property
+    def job_ids(self) -> list[str]:
+        """In the order in which they started."""
+        return [job.record.job_id for job in self.launched]
 
     @property
     def lanes(self) -> list[Lane]:

@@ -96,7 +96,7 @@ async def test_two_jobs_at_once_for_one_slot_are_not_both_claimed():
         pulls.ring(Ring(PRIORITY, other))
         servers.priority(held).end("", brought)  # at the moment at which the other's bell rings
         await settle()
-        assert [job.record.job_id for job in floor.launched] == [brought.job.record.job_id]
+        assert floor.job_ids == [brought.job_id]
         assert servers.priority(other).queue == [waiting], "it stays for another worker"
         assert not waiting.naks
         assert not brought.naks
@@ -175,5 +175,5 @@ async def test_a_home_that_goes_to_another_worker_is_let_go_and_loses_nothing():
         await settle()
         assert pulls.home == "h1"
         assert servers.held == [(PRIORITY, "any"), (PRIORITY, "h1")]
-        assert [job.record.job_id for job in floor.launched] == [brought.job.record.job_id]
+        assert floor.job_ids == [brought.job_id]
         assert [servers[lane, "h0"].closed for lane in LANES] == [1, 1, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,7 +46,11 @@ class Planner:
         await self._publisher.publish(plan)
         for home, worker in homes.items():
             if worker is not None and not worker.task.done():
-                await eventually(lambda worker=worker, home=home: worker.worker.snapshot().home == home)
+                await eventually(partial(serves, worker, home))
+
+
+def serves(worker: RunningWorker, home: str) -> bool:
+    return worker.worker.snapshot().home == home
 
 
 async def put(place: Yard, home: str, lane: Lane = Lane.BATCH, **changes: Any) -> str:
