@@ -49,10 +49,12 @@ class Finding:
 def doctor(config: ConfigOption = None, set_: SetOption = None, as_json: JsonOption = False) -> None:
     """Check this machine and the running services, and say how to mend what is wrong."""
     findings = [*check_python(), *check_packages(), *check_nats_server()]
+    from laneway.runtime.params import check_params
     from laneway.runtime.settings import load_settings
 
     try:
         settings = load_settings(config=config, flags=flags_of(set_))
+        check_params(settings.policy)
     except ConfigError as error:
         findings.append(Finding(Level.BROKEN, f"settings: {error}", "correct it; see: laneway config show"))
     else:

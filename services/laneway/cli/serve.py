@@ -66,10 +66,13 @@ def provision(config: ConfigOption = None, set_: SetOption = None) -> None:
 
 def settings_of(config: Path | None, given: list[str] | None) -> Settings:
     """The settings of this process; ends it with status 2 if one is wrong."""
+    from laneway.runtime.params import check_params
     from laneway.runtime.settings import load_settings
 
     try:
-        return load_settings(config=config, flags=flags_of(given))
+        settings = load_settings(config=config, flags=flags_of(given))
+        check_params(settings.policy)
+        return settings
     except ConfigError as error:
         fail(str(error), EXIT_USAGE)
 
