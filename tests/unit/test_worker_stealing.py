@@ -262,7 +262,7 @@ def test_all_that_waits_is_taken_in_time_and_nothing_twice(
             ready = {"h1": len(jobs)}  # of those in h1 that were not rung, the plan tells
             for _ in range(len(jobs) + 8):
                 pool.world.serve({"h0": ME, "h1": "other", "h2": ""}, ready=ready, oldest_s=1.0)
-                for server in pool.servers.values():
+                for server in tuple(pool.servers.values()):
                     if server.held and server.queue:  # as NATS would
                         server.end("", server.queue.pop(0), offered=True)
                         await settle()
