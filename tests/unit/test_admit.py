@@ -23,6 +23,7 @@ from laneway.core.job import Contract, GenerateTask, Sampling
 from laneway.core.lanes import LANES, PARKING_LANES, Lane, VerdictKind
 from laneway.policy import eta as etas
 from laneway.policy.admit import AdmitParams, Ask, Candidate, Decision, Placement, Situation, admit
+from laneway.policy.calibration import BOUND_PRIOR
 from laneway.policy.contract import bounded_by_call, output_room, within_reach
 from laneway.policy.eta import Load, PoolView, pool_view
 from laneway.policy.grouping import group_of
@@ -441,8 +442,8 @@ def test_what_was_learned_corrects_what_is_stated_and_what_a_wait_may_come_to():
     taught = replace(plain, lanes=(replace(plain.lanes[0], ttft_fit=fit, completion_fit=fit),))
     before, after = (decide(contract(ttft_s=5.0), PoolView(plan)).verdict for plan in (plain, taught))
     assert after.ttft_eta_s == pytest.approx(2 * seconds(before.ttft_eta_s))
-    assert after.ttft_bound_s == pytest.approx(3 * seconds(before.ttft_bound_s))
-    assert after.completion_bound_s == pytest.approx(3 * seconds(before.completion_bound_s))
+    assert after.ttft_bound_s == pytest.approx(3 / BOUND_PRIOR * seconds(before.ttft_bound_s))
+    assert after.completion_bound_s == pytest.approx(3 / BOUND_PRIOR * seconds(before.completion_bound_s))
     assert after.estimate == before.estimate, "what is learned of next does not count twice"
     wait = etas.priority_eta(POOL, PoolView(plain), 100, 50)
     least = wait.ttft_s - wait.wait_s + 3.0 * (wait.wait_s + PARAMS.z * wait.wait_sigma_s)

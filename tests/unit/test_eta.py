@@ -14,6 +14,7 @@ from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.policy import eta as etas
 from laneway.policy.eta import Load, PoolView, due_by, parking_eta, priority_eta, rates, work_ahead_s
 from laneway.policy.inflow import Flow, Inflow
+from laneway.policy.turns import REVERSION_S, Supply, turns_s
 from tests.unit.test_admit import IDLE, POOL
 
 BUSY = replace(IDLE, free_slots=0, service_s=4.0)
@@ -84,7 +85,9 @@ def test_batch_waits_for_its_turns_and_for_what_comes_in_above_it():
 
     def wait_s(inflow: float, deferrable: float = 0.0) -> float:
         above = LanePlan(Lane.DEFERRABLE, parked=1 if deferrable else 0, parked_device_s=deferrable)
-        more = replace(view, plan=replace(view.plan, lanes=(*lanes, above)), inflow={Lane.DEFERRABLE: Flow(inflow)})
+        more = replace(
+            view, plan=replace(view.plan, lanes=(*lanes, above)), inflow={Lane.DEFERRABLE: Flow(inflow, 0.0, inflow)}
+        )
         return parking_eta(POOL, more, Lane.BATCH, 100, 50, floor=0.1, share=0.2).wait_s
 
     assert wait_s(1.0) > wait_s(0.0)
@@ -107,6 +110,7 @@ amounts = st.floats(0, 1e4)
     above=amounts,
     inflow=st.floats(0, 5),
     spread=st.floats(0, 5),
+    mean=st.floats(0, 5),
     due=st.none() | st.floats(0, 1000),
     lower=st.sampled_from([0.0, 10.0, 1e5]),
     free=st.integers(0, 8),
@@ -114,7 +118,7 @@ amounts = st.floats(0, 1e4)
     since=st.floats(0, 100),
 )
 def test_more_work_ahead_never_shortens_a_wait(
-    lane, parked, more, above, inflow, spread, due, lower, free, workers, since
+    lane, parked, more, above, inflow, spread, mean, due, lower, free, workers, since
 ):
     def eta(device_s: float, above_s: float, since_s: float) -> etas.Eta:
         own = LanePlan(lane, parked=1, parked_device_s=device_s, demand=(Demand(500.0, device_s),))
@@ -123,7 +127,7 @@ def test_more_work_ahead_never_shortens_a_wait(
             "chat-small", workers=workers, slots=4 * workers, free_slots=min(free, 4 * workers), service_s=2.0,
             lanes=(own, other) if lane is Lane.BATCH else (own,), lower_tokens_per_s=lower,
         )  # fmt: skip
-        flows = {Lane.PRIORITY: Flow(0.3, spread), Lane.DEFERRABLE: Flow(inflow, spread)}
+        flows = {Lane.PRIORITY: Flow(0.3, spread, 0.2), Lane.DEFERRABLE: Flow(inflow, spread, mean)}
         view = PoolView(plan, since=Load(0, 0, since_s), inflow=flows)
         return parking_eta(POOL, view, lane, 100, 50, floor=0.1, due_s=due, share=0.2 if lane is Lane.BATCH else 1.0)
 
@@ -186,3 +190,21 @@ def test_a_long_silence_of_plans_is_no_flow():
     inflow.observe(plan_of(0, 0.0, 0.0), 0.0)
     inflow.observe(plan_of(0, 1e6, 100.0), 100.0)
     assert inflow.of("chat-small")[Lane.DEFERRABLE].rate == 0.0
+
+
+def test_a_peak_is_not_taken_to_last_for_a_long_wait():
+    peak = Supply(0.2, 1.0)
+    assert turns_s(0.1, 0.0, peak) == pytest.approx(0.1 / 0.2, rel=0.1)
+    assert turns_s(300.0, 0.0, peak) < 300.0 + 2 * REVERSION_S
+    assert turns_s(300.0, 0.0, Supply(1.0, 0.2)) > 1000.0
+    assert turns_s(5000.0, 0.0, Supply(1.0, 1.0)) == pytest.approx(5000.0)
+
+
+@given(amounts, amounts, amounts, st.floats(0.01, 5), st.floats(0.01, 5), st.floats(0, 5), st.floats(0, 5))
+def test_turns_take_longer_with_more_work_of_either_lane(own, above, more, now, later, inflow, mean):
+    supply = Supply(now, later, inflow, mean, 0.2)
+    least = turns_s(own, above, supply)
+    assert least >= 0.0
+    assert turns_s(own + more, above, supply) >= least - 1e-6
+    assert turns_s(own, above + more, supply) >= least - 1e-6
+    assert turns_s(own, above, supply.less(0.5, 0.01)) >= least - 1e-6

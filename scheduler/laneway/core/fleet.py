@@ -79,11 +79,11 @@ class Demand(Struct, frozen=True):
 
 
 class EtaFit(Struct, frozen=True):
-    """How real times compare with what verdicts said: quantiles of real / expected."""
+    """How real times compare with what the model behind verdicts says (policy.calibration)."""
 
-    p50: float = 1.0
-    p90: float = 1.0
-    samples: int = 0
+    p50: float = 1.0  # of real / estimate
+    p90: float = 1.0  # of real / the estimate's bound
+    samples: int = 0  # 0: nothing was learned
 
 
 class LanePlan(Struct, frozen=True):

@@ -9,9 +9,9 @@ Formula, for each pool, lane and kind of time (first token, whole answer):
 Estimates are those of the model before correction (Verdict.estimate), so what was learned before does not count twice,
 and jobs that are under way while the factors move do no harm. The quantiles come from two DDSketches half a life apart.
 The level is adaptive conformal inference (Gibbs and Candes): where loads drift, the plain quantile of the past covers
-too little or too much, and the level moves until 90 % are covered. Both factors begin at 1 and are believed by
-n / (n + PRIOR) of their logarithm, so a few odd jobs do not move them. Units: ratios. Cost: some 10 us for each job
-that ends. Source: policy.md (a), rho.
+too little or too much, and the level moves until 90 % are covered. Factors begin at 1 and BOUND_PRIOR, and what is
+learned is believed by n / (n + PRIOR) of its logarithm, so a few odd jobs do not move them. Units: ratios. Cost: some
+10 us for each job that ends. Source: policy.md (a), rho.
 
 What counts: an answer counts with its real time when the job succeeded, however often it was preempted or taken over
 before, since that is what its caller got. The first token counts of jobs that had one attempt (a record keeps the first
@@ -41,7 +41,8 @@ COVERAGE = 0.9
 GAIN = 0.005  # of the level for each job
 LEVEL_MIN, LEVEL_MAX = 0.7, 0.995
 HALF_LIFE = 500  # jobs: what is older than twice as many is forgotten; fewer would run behind swings of the load
-PRIOR = 10.0  # jobs that speak for factors of 1
+PRIOR = 10.0  # jobs that speak for the factors before anything is known
+BOUND_PRIOR = 1.5  # of bounds: a model that was never tried is doubted
 FACTOR_MIN, FACTOR_MAX = 0.1, 10.0  # no factor is believed beyond
 RATIO_MAX = 100.0  # a real time counts as so many times its estimate at most
 ACCURACY = 0.01
@@ -140,8 +141,8 @@ class Factor:
     def fit(self) -> EtaFit:
         if self._serves <= 0 and self.samples:
             trust = self._middle.count / (self._middle.count + PRIOR)
-            p50 = _believed(self._middle.get_quantile_value(0.5), trust)
-            p90 = _believed(self._bound.get_quantile_value(self.level), trust)
+            p50 = _believed(self._middle.get_quantile_value(0.5), trust, 1.0)
+            p90 = _believed(self._bound.get_quantile_value(self.level), trust, BOUND_PRIOR)
             self._fit = EtaFit(p50, p90, self.samples)
             self._serves = 1 + round(self._middle.count) // REFRESH_SHARE
         return self._fit
@@ -205,7 +206,8 @@ def stated(estimate: Estimate, ttft: EtaFit, completion: EtaFit, *, delay_s: flo
 
     def corrected(estimate_s: float, bound_s: float, fit: EtaFit) -> tuple[float, float]:
         eta_s = delay_s + fit.p50 * max(0.0, estimate_s - delay_s)
-        return eta_s, max(eta_s, delay_s + fit.p90 * max(0.0, bound_s - delay_s))
+        p90 = fit.p90 if fit.samples else BOUND_PRIOR
+        return eta_s, max(eta_s, delay_s + p90 * max(0.0, bound_s - delay_s))
 
     return Stated(
         *corrected(estimate.ttft_s, estimate.ttft_bound_s, ttft),
@@ -213,9 +215,9 @@ def stated(estimate: Estimate, ttft: EtaFit, completion: EtaFit, *, delay_s: flo
     )
 
 
-def _believed(quantile: float | None, trust: float) -> float:
-    factor = min(FACTOR_MAX, max(FACTOR_MIN, quantile or 1.0))
-    return math.exp(trust * math.log(factor))
+def _believed(quantile: float | None, trust: float, prior: float) -> float:
+    factor = min(FACTOR_MAX, max(FACTOR_MIN, quantile or prior))
+    return math.exp(trust * math.log(factor) + (1.0 - trust) * math.log(prior))
 
 
 def _sketch() -> LogCollapsingLowestDenseDDSketch:

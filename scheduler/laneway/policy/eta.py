@@ -6,8 +6,8 @@
     parking    wait  = max( W / mu_res, P / lower_tokens_per_s ) (+ the load time of a pool without workers)
                W     = device-seconds of its lane that are due no later, and of the lanes above; P the same in prompt
                        tokens, by the mix of this request; less what free slots take at once
-               mu_res = max( floor x mu, mu - lambda_priority x service / slots )
-               (of a lane below another: by turns, of which it has at least its share, and after what comes in above)
+               mu_res = max( floor x mu, mu - lambda_priority x service / slots ), by turns with the lanes above and
+               after what comes in there, and all on its way to its long-run mean (policy.turns)
     all        completion = wait + service; service from the step times at the expected batch, or from mean rates
                bound = estimate + z x sigma of the wait; for the answer, with what it takes longer at its 90 % length
 
@@ -32,6 +32,7 @@ from laneway.core.catalogue import Pool
 from laneway.core.fleet import LanePlan, Plan, PoolPlan, WorkerLease, WorkerState
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.policy.inflow import Flow
+from laneway.policy.turns import REVERSION_S, Supply, turns_s
 
 
 class Load(Struct, frozen=True):
@@ -265,20 +266,24 @@ def parking_eta(
     load, free = 0.0, 0
     if plan.workers:
         capacity = plan.workers * max(floor, 1.0 - _priority_share(pool, plan, service))
+        later = plan.workers * max(floor, 1.0 - _mean_share(view, plan)) if view.inflow else capacity
         waiting = sum(each_lane.ready for each_lane in plan.lanes) + view.since.jobs
         free = max(0, plan.free_slots - max(0, waiting))
     else:
         load = pool.load_s
-        capacity = float(max(1, pool.workers))
+        capacity = later = float(max(1, pool.workers))
         free = max(1, pool.workers) * pool.slots
     taken_at_once = free * mean
     ahead = max(0.0, own + above - taken_at_once)
-    inflow = sum(view.inflow[each].rate for each in _above(lane) if each in view.inflow)
-    queue = _turns_s(ahead, min(ahead, above), capacity, share, inflow)
+    flows = [view.inflow[each] for each in _above(lane) if each in view.inflow]
+    inflow, mean_inflow = sum(flow.rate for flow in flows), sum(flow.mean for flow in flows)
+    supply = Supply(capacity, later, inflow, mean_inflow, share)
+    above = min(ahead, above)
+    queue = turns_s(ahead - above, above, supply)
     less = _unsteady(view, lane, queue + service, mean)
     sigma = math.hypot(
         SERVICE_SPREAD * (ahead * mean) ** 0.5 / capacity,
-        _turns_s(ahead, min(ahead, above), max(floor, capacity - less), share, inflow) - queue,
+        turns_s(ahead - above, above, supply.less(less, floor)) - queue,
     )
     tokens_ahead = ahead * prompt_tokens / each if each > 0.0 else 0.0
     prefill_s = 0.0
@@ -308,24 +313,10 @@ def _unsteady(view: PoolView, lane: Lane, horizon_s: float, mean_s: float) -> fl
     in bursts of the plan's burstiness, or as their inflow was seen to swing, whichever is more."""
     above = [view.inflow[each] for each in (Lane.PRIORITY, *_above(lane)) if each in view.inflow]
     rate = sum(flow.rate for flow in above)
-    chance = (max(1.0, view.plan.burstiness) * rate * mean_s * (1.0 + SERVICE_SPREAD**2) / max(1.0, horizon_s)) ** 0.5
-    return max(chance, sum(flow.spread for flow in above))
-
-
-def _turns_s(ahead: float, above: float, capacity: float, share: float, inflow: float) -> float:
-    """Seconds until work is done of which a part stands in higher lanes, that go first but for `share` of the capacity,
-    and to which work is added there at a rate: first both are worked off by their shares, then what comes in above goes
-    before."""
-    least, rest = share * capacity, max(share * capacity, capacity - inflow)
-    own = ahead - above
-    gain = capacity - least - inflow  # device-seconds a second by which what waits above gets less
-    if above <= 0.0:
-        return own / rest
-    if gain <= 0.0:
-        return own / least
-    first_s = above / gain
-    done = least * first_s
-    return own / least if own <= done else first_s + (own - done) / rest
+    horizon_s = max(1.0, horizon_s)
+    chance = math.sqrt(max(1.0, view.plan.burstiness) * rate * mean_s * (1.0 + SERVICE_SPREAD**2) / horizon_s)
+    lasts = min(1.0, math.sqrt(2.0 * REVERSION_S / horizon_s))  # swings even out over a long wait
+    return max(chance, lasts * sum(flow.spread for flow in above))
 
 
 def promised_wait_s(pool: Pool, view: PoolView, lane: Lane, load: Load, eta: Eta) -> float:
@@ -342,6 +333,12 @@ def _priority_share(pool: Pool, plan: PoolPlan, service_s: float) -> float:
         each_s = device_s(pool, plan.service_s or service_s)
         return min(1.0, plan.priority_per_s * each_s / max(1, plan.workers))
     return min(1.0, plan.lane(Lane.PRIORITY).running / max(1, plan.slots))
+
+
+def _mean_share(view: PoolView, plan: PoolPlan) -> float:
+    """Of the workers' time that priority took lately, in the long run."""
+    flow = view.inflow.get(Lane.PRIORITY)
+    return min(1.0, flow.mean / max(1, plan.workers)) if flow is not None else 0.0
 
 
 def work_ahead_s(pool: Pool, view: PoolView, lane: Lane, *, service_s: float, due_s: float | None = None) -> float:

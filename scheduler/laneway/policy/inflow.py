@@ -2,8 +2,8 @@
 
 Formula: inflow = workers x running / slots + change of the parked work a second (device-seconds a second): what is
 served, and what piles up beside it. It is smoothed over FAST_S; `rate` is the mean over MEMORY_S, and `spread` the
-standard deviation of what is smoothed, over SWING_S. It needs no counter at every door, and no door needs to know of
-the others. O(pools) a plan. Source: conservation of work.
+standard deviation of what is smoothed, over SWING_S, around its `mean` there. It needs no counter at every door, and no
+door needs to know of the others. O(pools) a plan. Source: conservation of work.
 
 Failure modes: work parked and released unmeasured between two plans is seen as running only; a lane whose jobs end by
 their deadlines without running seems to have less inflow than it has; a swing is known once it was seen.
@@ -28,6 +28,7 @@ class Flow(Struct, frozen=True):
 
     rate: float = 0.0
     spread: float = 0.0
+    mean: float = 0.0  # in the long run
 
 
 class _Seen:
@@ -68,7 +69,7 @@ class Inflow:
 
     def of(self, pool: str) -> Mapping[Lane, Flow]:
         return {
-            lane: Flow(max(0.0, seen.rate), max(0.0, seen.variance) ** 0.5)
+            lane: Flow(max(0.0, seen.rate), max(0.0, seen.variance) ** 0.5, max(0.0, seen.mean))
             for lane, seen in self._lanes.get(pool, {}).items()
         }
 

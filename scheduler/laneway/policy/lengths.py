@@ -45,7 +45,7 @@ class LengthSketch:
 
     @property
     def count(self) -> int:
-        return round(self._main.count)
+        return int(self._main.count)
 
     def add(self, tokens: int) -> None:
         if self._main.count >= 2 * HALF_LIFE:
