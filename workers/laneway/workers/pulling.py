@@ -289,6 +289,7 @@ class PullLoop:
         source = self._sources.source(lane, turn.home)
         if turn.reason is StealReason.WAITED:
             batch = 1  # the rest may still meet its caches
+            source.looks = 0  # its bell was long ago
         if lane is Lane.PRIORITY and not self._seats.slots_free:  # it was there long ago, or is another's by now
             source.looks = 0
         asked_s = source.wanted_s
