@@ -42,8 +42,8 @@ loads_st = st.integers(1, 16).flatmap(
 )
 
 
-def task(ids: tuple[int, ...] = LONG, **changes: str) -> GenerateTask:
-    return GenerateTask(ids, Sampling(max_tokens=4), **changes)
+def task(ids: tuple[int, ...] = LONG, *, session_id: str = "", adapter: str = "", cache_salt: str = "") -> GenerateTask:
+    return GenerateTask(ids, Sampling(max_tokens=4), session_id=session_id, adapter=adapter, cache_salt=cache_salt)
 
 
 def lease(name: str, run: int = 0, home: str = "", state: WorkerState = WorkerState.READY) -> WorkerLease:
