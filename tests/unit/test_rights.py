@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from laneway.core import subjects
 from laneway.core.catalogue import Catalogue
 from laneway.core.lanes import Lane
 from laneway.runtime.layout import region_layout
@@ -121,3 +122,14 @@ def test_objects_are_written_by_doors_and_workers_alone_and_taken_away_by_whoeve
     assert [act for act, subjects in acts.items() if any(covers(p, s) for p in publish for s in subjects)] == ["read"]
     assert not any(covers(p, acts["read"][0].replace("acme", "other")) for p in publish)
     assert not any(covers(p, f"$JS.API.DIRECT.GET.OBJ_OBJECTS_eu.{facts}") for p in publish)
+
+
+def test_a_worker_may_pull_from_every_home_slot_and_look_whether_there_are_more():
+    publish = service_rights(Role.WORKER, "eu").publish
+    for lane in Lane:
+        for home in ("any", "h0", "h63"):
+            name = f"{subjects.lane_stream('eu', lane)}.{subjects.consumer(lane, 'chat-small', home)}"
+            for verb in ("MSG.NEXT", "INFO"):
+                assert any(covers(pattern, f"$JS.API.CONSUMER.{verb}.{name}") for pattern in publish), (verb, name)
+        for verb in ("CREATE", "DELETE", "LIST"):
+            assert not any(covers(pattern, f"$JS.API.CONSUMER.{verb}.{name}") for pattern in publish), (verb, name)
