@@ -357,7 +357,7 @@ def _saturated(
     )  # fmt: skip
     view = situation.views[candidate.pool.name]
     later = situation.promised_later.get(candidate.pool.name, Load())
-    after_s += etas.promised_wait_s(candidate.pool, view, contract.lane, later, judged.eta)
+    after_s += judged.wait_factor * etas.promised_wait_s(candidate.pool, view, contract.lane, later, judged.eta)
     if after_s > params.place_s_max:
         return refusal
     spread_s = max(0.0, params.jitter_max - 1.0) * situation.jitter * after_s

@@ -39,6 +39,7 @@ class Judged(Struct, frozen=True):
     over_deadline_s: float
     time_s: float  # until the deadline
     fits: tuple[EtaFit, EtaFit]
+    wait_factor: float  # k
     redeemed: bool = False
 
     @property
@@ -59,11 +60,11 @@ def judge(pool: Pool, contract: Contract, eta: Eta, situation: Situation, params
     estimate = replace(estimate, ttft_bound_s=bounds[0], completion_bound_s=bounds[1])
     plan = view.plan.lane(lane)
     fits = plan.ttft_fit, plan.completion_fit
-    redeemed = pool.name in situation.redeeming
+    redeemed, factor = pool.name in situation.redeeming, _trusted(fits[0])
     wait_s = eta.wait_s
     if not redeemed:
         room = 1.0 + (params.resume_margin if lane is Lane.PRIORITY and pool.name in situation.refusing else 0.0)
-        wait_s = delay_s + room * _trusted(fits[0]) * (eta.wait_s - delay_s + params.z * eta.wait_sigma_s)
+        wait_s = delay_s + room * factor * (eta.wait_s - delay_s + params.z * eta.wait_sigma_s)
     ttft_s = wait_s + eta.ttft_s - eta.wait_s
     time_s = contract.deadline_s - situation.now_s
     return Judged(
@@ -75,6 +76,7 @@ def judge(pool: Pool, contract: Contract, eta: Eta, situation: Situation, params
         wait_s + eta.service_s - time_s,
         time_s,
         fits,
+        factor,
         redeemed,
     )
 
