@@ -177,7 +177,7 @@ class Generation:
         bench, spans, transcript, record = self._bench, self.spans, self.transcript, self._job.record
         made = len(transcript) - self._replayed
         lane = record.contract.lane.value
-        bench.lengths.observe(record.tenant, record.model, len(transcript))
+        bench.lengths.observe(record.tenant, record.model, len(transcript), route=record.route)
         if self.joined:
             bench.rates.answered(made)
             metrics.TOKENS.labels(bench.pool.name, lane).inc(made)

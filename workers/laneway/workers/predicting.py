@@ -12,10 +12,15 @@ def predicted_tokens(job: QueuedJob, lengths: LengthBook) -> int:
     """Tokens of the whole answer, at least 1 and at most its limit."""
     record = job.record
     if not isinstance(job, LaneJob):  # its task is not here yet
-        return lengths.predict(record.tenant, record.model, PREDICTED_QUANTILE, record.max_tokens)
+        return lengths.predict(record.tenant, record.model, PREDICTED_QUANTILE, record.max_tokens, route=record.route)
     sampling = job.task.sampling
     if sampling.ignore_eos:
         return sampling.max_tokens
     return lengths.predict(
-        record.tenant, record.model, PREDICTED_QUANTILE, sampling.max_tokens, min_tokens=sampling.min_tokens or 0
+        record.tenant,
+        record.model,
+        PREDICTED_QUANTILE,
+        sampling.max_tokens,
+        min_tokens=sampling.min_tokens or 0,
+        route=record.route,
     )
