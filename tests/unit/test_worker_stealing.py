@@ -125,6 +125,14 @@ async def test_a_home_slot_of_another_release_is_heard_by_its_bell():
         assert stray.steal == "STEAL_ORPHAN"
 
 
+async def test_a_bell_of_what_is_no_home_slot_is_not_followed():
+    pool = Pool()
+    async with running(pool.pulls):
+        for home in ("x", "h", "h64", "hot", "7"):
+            await pool.put(Lane.BATCH, home)
+            assert pool.servers[Lane.BATCH, home].started == 0
+
+
 async def test_the_plan_tells_of_jobs_whose_bells_were_before_our_time():
     pool = Pool()
     async with running(pool.pulls):

@@ -62,8 +62,8 @@ class Bell:
 
     def _rang(self, msg: Msg) -> None:
         self.ring.set()
-        _, _, _, lane, _, home, _ = msg.subject.split(".", 6)
-        self._on_ring(Ring(Lane(lane), home, is_due(msg.headers)))
+        parts = msg.subject.split(".", 6)
+        self._on_ring(Ring(Lane(parts[3]), parts[5], is_due(msg.headers)))
 
     def _reconnected(self) -> None:
         self.ring.set()

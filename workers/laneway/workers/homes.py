@@ -11,7 +11,15 @@ from laneway.core.fleet import HomePlan, Plan
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.provision import retired_homes
 
+SLOTS_KNOWN = 64  # as many as the settings allow
+
 _log = structlog.get_logger(__name__)
+
+
+def is_home(name: str) -> bool:
+    """Whether a token of a subject names a home slot, of these settings or of others."""
+    number = name.removeprefix("h")
+    return number != name and number.isdecimal() and int(number) < SLOTS_KNOWN
 
 
 class Homes:

@@ -22,7 +22,7 @@ from laneway.policy import stealing
 from laneway.policy.stealing import Slot, Turn
 from laneway.runtime.bells import Ring
 from laneway.runtime.puller import LanePuller
-from laneway.workers.homes import Homes
+from laneway.workers.homes import Homes, is_home
 
 # A bell may be ahead of its message: about one pull in 800 made at once after it finds nothing (measured on nats-server
 # 2.15.1). So a rung source that looks empty is looked at again, without waiting for it: others may have taken the job.
@@ -168,7 +168,7 @@ class Sources:
     # --- hints ---------------------------------------------------------------------------------------
 
     def ring(self, ring: Ring) -> None:
-        if ring.home:
+        if ring.home and is_home(ring.home):
             self._add(ring.home)
         now_s = self._clock.monotonic()
         for source in self._lanes[ring.lane].sources.values():
