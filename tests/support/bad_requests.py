@@ -185,7 +185,6 @@ def prompts() -> Iterator[Case]:
 def contracts() -> Iterator[Case]:
     yield contracted("lane", 99)
     yield contracted("isolation", 7)
-    yield contracted("isolation", common_pb2.ISOLATION_STRICT)
     yield contracted("on_disconnect", -1)
     for name in ("ttft_target", "tpot_target"):
         yield contracted(name, {"seconds": -1})
