@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from laneway.admission import homes as module
-from laneway.admission.homes import LONGEST_LAG_S, WINDOW_S, HomeLedger, Homes
+from laneway.admission.homes import LONGEST_LAG_S, COUNTED_WITHIN_S, HomeLedger, Homes
 from laneway.admission.ledger import Ledger
 from laneway.core.catalogue import Capabilities, Pool
 from laneway.core.clock import ManualClock
@@ -135,7 +135,7 @@ def test_an_end_that_was_not_heard_is_told_by_the_plan() -> None:
 def test_a_clock_that_is_wrong_changes_no_more_than_a_moment() -> None:
     door = Door(HomePlan("h0", "w0"), HomePlan("h1"))
     door.send("s")
-    door.clock.advance(LONGEST_LAG_S + WINDOW_S + 1.0)
+    door.clock.advance(LONGEST_LAG_S + COUNTED_WITHIN_S + 1.0)
     plan = Plan("local", made_s=door.clock.now() - 3600.0, pools=(PoolPlan(POOL, homes=(HomePlan("h0", "w0"),)),))
     door.ledger.plan_arrived(plan)
     assert door.loads() == (0, 0)

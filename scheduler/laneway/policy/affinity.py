@@ -19,7 +19,7 @@ from laneway.core.ids import hash_word
 from laneway.core.job import GenerateTask
 from laneway.policy.grouping import PREFIX_TOKENS
 
-KEY_LENGTH = 16  # base32 characters, 80 bits: two sessions of a tenant never share one by chance
+KEY_CHARACTERS = 16  # base32 characters, 80 bits: two sessions of a tenant never share one by chance
 LOAD_FACTOR = 1.25  # of the mean load, rounded up: what a home may have (bounded-load hashing, DESIGN 5)
 LOAD_RATIO = 1.5  # of the mean, whatever rounding up would allow
 FEW = 4.0  # jobs that may share a home however little there is elsewhere: a cold prefill costs more than such a batch
@@ -51,7 +51,7 @@ def _head(ids: tuple[int, ...]) -> str:
 
 @lru_cache(1024)
 def _key(text: str) -> str:
-    return hash_word(text, KEY_LENGTH)
+    return hash_word(text, KEY_CHARACTERS)
 
 
 def prefix_hash(key: str) -> int:

@@ -15,7 +15,9 @@ from laneway.core.job import GenerateTask
 from laneway.policy.affinity import affinity_key, choose_home, others_at, served_loads
 from laneway.runtime.plans import PlanView
 
-WINDOW_S = 0.5  # before a plan was made, in which it may have counted, and the news of ends may have been under way
+COUNTED_WITHIN_S = (
+    0.5  # before a plan was made, in which it may have counted, and the news of ends may have been under way
+)
 LONGEST_LAG_S = 1.0  # from then until it came, whatever the clocks say
 LAST_HOMES_MAX = 16_384  # keys whose last home is remembered; those not used for longest begin anew
 LIVE_JOBS_MAX = 100_000  # jobs whose end is awaited; of those forgotten the plan tells
@@ -37,7 +39,7 @@ class HomeLedger:
 
     def plan_arrived(self, plan: Plan) -> None:
         lag_s = min(LONGEST_LAG_S, max(0.0, self._clock.now() - plan.made_s))
-        self._drop_before(self._clock.monotonic() - lag_s - WINDOW_S)
+        self._drop_before(self._clock.monotonic() - lag_s - COUNTED_WITHIN_S)
         least, most, own = self._own.copy(), self._own.copy(), self._own.copy()
         for _, at, change in reversed(self._changes):
             own[at] -= change
@@ -66,7 +68,7 @@ class HomeLedger:
         now_s = self._clock.monotonic()
         self._own[at] += change
         self._changes.append((now_s, at, change))
-        self._drop_before(now_s - LONGEST_LAG_S - WINDOW_S)
+        self._drop_before(now_s - LONGEST_LAG_S - COUNTED_WITHIN_S)
 
     def _drop_before(self, then_s: float) -> None:
         while self._changes and self._changes[0][0] < then_s:
