@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from laneway.admission import homes as module
-from laneway.admission.homes import LONGEST_LAG_S, COUNTED_WITHIN_S, HomeLedger, Homes
+from laneway.admission.homes import COUNTED_WITHIN_S, LONGEST_LAG_S, HomeLedger, Homes
 from laneway.admission.ledger import Ledger
 from laneway.core.catalogue import Capabilities, Pool
 from laneway.core.clock import ManualClock

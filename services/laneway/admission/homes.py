@@ -15,9 +15,8 @@ from laneway.core.job import GenerateTask
 from laneway.policy.affinity import affinity_key, choose_home, others_at, served_loads
 from laneway.runtime.plans import PlanView
 
-COUNTED_WITHIN_S = (
-    0.5  # before a plan was made, in which it may have counted, and the news of ends may have been under way
-)
+# Before a plan was made: it may have counted then, and news of ends were under way. Each change since is walked through.
+COUNTED_WITHIN_S = 0.3
 LONGEST_LAG_S = 1.0  # from then until it came, whatever the clocks say
 LAST_HOMES_MAX = 16_384  # keys whose last home is remembered; those not used for longest begin anew
 LIVE_JOBS_MAX = 100_000  # jobs whose end is awaited; of those forgotten the plan tells
