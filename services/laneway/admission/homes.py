@@ -15,8 +15,7 @@ from laneway.core.job import GenerateTask
 from laneway.policy.affinity import affinity_key, choose_home, others_at, served_loads
 from laneway.runtime.plans import PlanView
 
-# Before a plan was made: it may have counted then, and news of ends were under way. Each change since is walked through.
-COUNTED_WITHIN_S = 0.3
+COUNTED_WITHIN_S = 0.3  # before a plan was made: it may have counted then, and news of ends may have been under way
 LONGEST_LAG_S = 1.0  # from then until it came, whatever the clocks say
 LAST_HOMES_MAX = 16_384  # keys whose last home is remembered; those not used for longest begin anew
 LIVE_JOBS_MAX = 100_000  # jobs whose end is awaited; of those forgotten the plan tells
@@ -39,12 +38,17 @@ class HomeLedger:
     def plan_arrived(self, plan: Plan) -> None:
         lag_s = min(LONGEST_LAG_S, max(0.0, self._clock.now() - plan.made_s))
         self._drop_before(self._clock.monotonic() - lag_s - COUNTED_WITHIN_S)
-        least, most, own = self._own.copy(), self._own.copy(), self._own.copy()
-        for _, at, change in reversed(self._changes):
-            own[at] -= change
-            least[at], most[at] = min(least[at], own[at]), max(most[at], own[at])
+        own, least, most = dict(self._own), dict(self._own), dict(self._own)
+        for _, at, change in reversed(self._changes):  # thousands, where jobs are short
+            before = own[at] = own[at] - change
+            if before < least[at]:
+                least[at] = before
+            elif before > most[at]:
+                most[at] = before
         self._others = {
-            (pool.pool, home.home): others_at(home, least[pool.pool, home.home], most[pool.pool, home.home])
+            (pool.pool, home.home): others_at(
+                home, least.get((pool.pool, home.home), 0), most.get((pool.pool, home.home), 0)
+            )
             for pool in plan.pools
             for home in pool.homes
         }
