@@ -319,6 +319,7 @@ TOLD = {
     "source": re.compile(r"policy\.md|DESIGN|measured|Source|arXiv|OSDI|TRAIL|Valve|reference", re.IGNORECASE),
 }
 NO_DECISIONS = {
+    "asking": "values that a verdict is decided from",
     "contract": "arithmetic of a contract, in one line each",
     "grouping": "a hash",
     "tenants": "a cut of a list",

@@ -19,8 +19,8 @@ Times are stated corrected by what earlier ones came to, with their 90 % bounds,
 another region, and the shedding of tenants over their share by sojourn time: the fair shares of promised places do part
 of that.
 
-Known failure modes: lengths that changed (a new prompt template) mislead until the sketches follow, which audits and
-corrections (policy.calibration) bound; doors judge the same room between two plans.
+Units: seconds and tokens. Known failure modes: lengths that changed (a new prompt template) mislead until the sketches
+follow, which audits and corrections (policy.calibration) bound; doors judge the same room between two plans.
 """
 
 from __future__ import annotations
