@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from laneway.core.lanes import LANES, Lane
-from laneway.policy.pull import LaneView, MakeRoom, PullParams, Room, Start, Turns, next_step, started
+from laneway.policy.pull import LaneView, Pull, PullParams, Room, Start, Turns, next_step, started
 
 WIDE = PullParams()
 
@@ -77,7 +77,7 @@ class ModelWorker:
             if isinstance(step, Start):
                 self.start(self.staged.pop(step.lane), views)
                 continue
-            assert not isinstance(step, MakeRoom), "nobody yields here"
+            assert isinstance(step, Pull), "nobody yields here, and nothing is held"
             self.pulls += 1
             queue = self.lanes[step.lane]
             got = [queue.popleft() for _ in range(min(step.batch, len(queue)))]

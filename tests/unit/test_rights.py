@@ -131,5 +131,9 @@ def test_a_worker_may_pull_from_every_home_slot_and_look_whether_there_are_more(
             name = f"{subjects.lane_stream('eu', lane)}.{subjects.consumer(lane, 'chat-small', home)}"
             for verb in ("MSG.NEXT", "INFO"):
                 assert any(covers(pattern, f"$JS.API.CONSUMER.{verb}.{name}") for pattern in publish), (verb, name)
+        stream = subjects.lane_stream("eu", lane)
         for verb in ("CREATE", "DELETE", "LIST"):
-            assert not any(covers(pattern, f"$JS.API.CONSUMER.{verb}.{name}") for pattern in publish), (verb, name)
+            assert not any(covers(pattern, f"$JS.API.CONSUMER.{verb}.{stream}.c") for pattern in publish), (
+                verb,
+                stream,
+            )

@@ -19,7 +19,7 @@ from laneway.workers.ackwait import AckWait
 from laneway.workers.claims import Nak
 from laneway.workers.endings import Endings
 from laneway.workers.fetching import Fetch
-from laneway.workers.ledger import Seat
+from laneway.workers.ledger import KvAsk, Seat
 from laneway.workers.takeover import Takeover
 from tests.support.nats import make_record
 from tests.support.pulling import HeldDelivery, PlainFloor, Servers, loop_of, seats_of
@@ -45,7 +45,9 @@ class Objects:
 
 def fetch_of() -> Fetch:
     job = ReferredJob(make_record(), ObjectRef("t/j/task", 1, b""))
-    return Fetch(job, cast(Any, HeldDelivery()), Seat(Lane.BATCH, 32), AckWait.begin(30.0, 0.0, 0), kept=False)
+    return Fetch(
+        job, cast(Any, HeldDelivery()), Seat(Lane.BATCH, KvAsk(16, 16)), AckWait.begin(30.0, 0.0, 0), kept=False
+    )
 
 
 async def test_a_fetch_may_be_stopped_at_any_moment():
