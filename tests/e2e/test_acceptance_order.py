@@ -32,7 +32,8 @@ async def test_priority_behind_400_batch_jobs_gets_the_next_free_slot_and_its_fi
 ):
     async with LocalNats(tmp_path / "nats") as server:
         settings = region_settings(
-            server, options={"pace_s": PACE_S}, policy={"priority_reserved_slots": 0, "headroom_z": 0.0, "lower_lane_floor": 0.0},
+            server, options={"pace_s": PACE_S},
+            policy={"priority_reserved_slots": 0, "headroom_z": 0.0, "lower_lane_floor": 0.0},
             engine="simulated", slots=SLOTS, workers=1, kv_tokens=65_536,
         )  # fmt: skip
         async with local_region(server, tmp_path, settings) as region:

@@ -55,8 +55,8 @@ async def test_the_real_models_batch_answer_is_the_same_though_it_yielded_its_on
 async def test_a_priority_caller_does_not_wait_for_long_batch_jobs_that_hold_every_slot(tmp_path: Path):
     async with LocalNats(tmp_path / "nats") as server:
         settings = region_settings(
-            server, options={"pace_s": 0.02}, policy={"priority_reserved_slots": 0, "headroom_z": 0.0}, engine="simulated", slots=4,
-            workers=2, kv_tokens=65_536,
+            server, options={"pace_s": 0.02}, policy={"priority_reserved_slots": 0, "headroom_z": 0.0},
+            engine="simulated", slots=4, workers=2, kv_tokens=65_536,
         )  # fmt: skip
         async with local_region(server, tmp_path, settings, workers=2) as region:
             batch: list[RequestFields] = [{**HOUR_JOB, "prompt": f"Batch {n}"} for n in range(8)]

@@ -185,7 +185,9 @@ async def test_preempted_work_ends_once_with_all_its_tokens_whatever_the_load(se
     dice = Random(seed)
     async with region_of(workers=dice.randint(1, 2), slots=dice.randint(1, 3), floor_turns=10) as region:
         lower = [
-            region.submit(dice.choice((Lane.BATCH, Lane.DEFERRABLE)), dice.randint(1, 1000), min_tokens=dice.choice((0, 0, 1)))
+            region.submit(
+                dice.choice((Lane.BATCH, Lane.DEFERRABLE)), dice.randint(1, 1000), min_tokens=dice.choice((0, 0, 1))
+            )
             for _ in range(15)
         ]
         urgent = []

@@ -89,8 +89,8 @@ def test_who_is_due_soon_or_sleeps_does_not_wait() -> None:
 
 def test_an_idle_pool_takes_the_longest_waiting_group_whole() -> None:
     gathering = Gathering()
-    for group in "gh":
-        known(gathering, 1.0, group)
+    for name in "gh":
+        known(gathering, 1.0, name)
     for i in range(3):
         gathering.arrived(park(f"g{i}", "g"), NOW_S + i * 0.1)
         gathering.arrived(park(f"h{i}", "h"), NOW_S + 0.05 + i * 0.1)

@@ -1,6 +1,7 @@
 """Pools without a worker hold what can wait, say so, ask for one, and let go when it comes; groups leave together."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -68,7 +69,7 @@ async def test_a_cold_pool_holds_what_can_wait_asks_for_a_worker_and_lets_go_whe
             assert lead.releaser.held_because(park, plan).reason == "NO_WORKER"
         async with FakeWorker(door.bus).alive():
             for lane, job in jobs.items():
-                await eventually(lambda lane=lane, job=job: has_ready(door.bus, lane, job))
+                await eventually(partial(has_ready, door.bus, lane, job))
             await eventually(lambda: planned(scheduler).workers == 1)
 
 

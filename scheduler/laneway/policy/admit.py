@@ -349,20 +349,22 @@ def _saturated(
     message: str,
     after_s: float,
 ) -> Decision:
-    """The refusal for an ETA. `after_s`: until the work ahead has gone; where that is no place that may be promised,
-    the retry time is only a time."""
-    refusal = _refused(
-        ask, candidate, contract, LaneSaturated, "LANE_SATURATED", message,
-        judged=judged, retry_s=_retry(after_s, situation, params),
-    )  # fmt: skip
+    """The refusal for an ETA. `after_s`: until the work ahead has gone. What that and the promised work come to is the
+    retry time, and a place where one so far ahead may be promised; a shorter time would be one of which it is known
+    that it will be refused again."""
     view = situation.views[candidate.pool.name]
     later = situation.promised_later.get(candidate.pool.name, Load())
     after_s += judged.wait_factor * etas.promised_wait_s(candidate.pool, view, contract.lane, later, judged.eta)
+    after_s = max(params.retry_s_min, after_s)
+    spread = max(0.0, params.jitter_max - 1.0) * situation.jitter
+    told_s = min(after_s, params.place_s_max)
+    refusal = _refused(
+        ask, candidate, contract, LaneSaturated, "LANE_SATURATED", message, judged=judged, retry_s=told_s * (1.0 + spread)
+    )  # fmt: skip
+    refusal = replace(refusal, service_s=judged.eta.service_s, redeemed=judged.redeemed)
     if after_s > params.place_s_max:
         return refusal
-    spread_s = max(0.0, params.jitter_max - 1.0) * situation.jitter * after_s
-    place_s = max(params.retry_s_min, after_s + min(params.place_spread_s, spread_s))
-    return replace(refusal, place_s=place_s, service_s=judged.eta.service_s, redeemed=judged.redeemed)
+    return replace(refusal, place_s=after_s + min(params.place_spread_s, spread * after_s))
 
 
 def _retry(after_s: float, situation: Situation, params: AdmitParams) -> float:
