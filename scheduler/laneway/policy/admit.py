@@ -357,9 +357,9 @@ def _saturated(
     after_s += judged.wait_factor * etas.promised_wait_s(candidate.pool, view, contract.lane, later, judged.eta)
     after_s = max(params.retry_s_min, after_s)
     spread = max(0.0, params.jitter_max - 1.0) * situation.jitter
-    told_s = min(after_s, params.place_s_max)
+    told_s = min(after_s, params.place_s_max) * (1.0 + spread)
     refusal = _refused(
-        ask, candidate, contract, LaneSaturated, "LANE_SATURATED", message, judged=judged, retry_s=told_s * (1.0 + spread)
+        ask, candidate, contract, LaneSaturated, "LANE_SATURATED", message, judged=judged, retry_s=told_s
     )  # fmt: skip
     refusal = replace(refusal, service_s=judged.eta.service_s, redeemed=judged.redeemed)
     if after_s > params.place_s_max:
