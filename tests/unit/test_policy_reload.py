@@ -113,6 +113,25 @@ async def test_what_cannot_be_read_is_said_to_operators_until_it_is_mended(
         assert watched.news == 2
 
 
+async def test_no_file_however_bad_ends_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It would end the scheduler with it."""
+    bad = {
+        "deep": "policy = " + "[" * 20_000,
+        "wide": "[policy]\nbatch_weight = " + "9" * 5_000,
+        "binary": "[policy]\nbatch_weight = \x00",
+        "nothing": "[policy]\nlower_lane_floor = 1e-320",
+        "less than nothing": "[policy]\nbatch_weight = 1e-320",
+    }
+    async with reading(tmp_path / "laneway.toml", monkeypatch) as watched:
+        for name, text in bad.items():
+            watched.path.write_text(text)
+            news = watched.news
+            await eventually(lambda news=news: watched.news > news and bool(watched.reload.refused))  # type: ignore[misc]
+            assert watched.weight == 1.0, name
+        watched.path.write_text("[policy]\nbatch_weight = 5.0\n")
+        await eventually(lambda: watched.weight == 5.0)
+
+
 # --- versions ----------------------------------------------------------------------------------------
 
 CLOCK = ManualClock(wall_s=1000.0)

@@ -112,7 +112,7 @@ def _file_values(struct: type[msgspec.Struct], path: Path | None) -> dict[str, V
         return {}
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not all that is wrong with TOML is told as a TOMLDecodeError
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
@@ -210,7 +210,7 @@ def _parse_text(key: str, text: str, annotation: object, origin: str) -> object:
     if text.lstrip().startswith("["):
         try:
             return msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ConfigError(f"{key} is not a valid JSON list: {error} ({origin})") from None
     return [part.strip() for part in text.split(",") if part.strip()]
 

@@ -50,7 +50,7 @@ def check_params(policy: PolicySettings) -> None:
     for make in made:
         try:
             make()
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:  # such as a weight of next to nothing
             raise ConfigError(f"policy: {error}") from None
 
 
