@@ -1,6 +1,6 @@
 """How long answers get: quantiles of output tokens, learned for each (tenant, route, model) and its parents.
 
-A prediction is the q-quantile of the newest OBSERVATIONS_MIN observations or more of the narrowest key that has as many:
+A prediction is the q-quantile of the newest observations of the narrowest key that has OBSERVATIONS_MIN of them:
 (tenant, route, model), then (tenant, model), then the model alone. What is not learned yet is assumed: `q x max_tokens`
 for q below 0.75, else `max_tokens`. Priority asks for q = 0.5 for its ETA and 0.9 for KV, deferrable for 0.8, batch for
 0.5 (policy.md a).
