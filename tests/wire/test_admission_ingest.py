@@ -105,8 +105,8 @@ async def test_a_key_with_another_body_is_refused_without_harm(opened: tuple[Gat
     [
         (b"\xff\xff\xff", "batch", "body"),
         (b"{", "batch", "body"),
-        (b'{"spec": {"modell": "chat"}}', "batch", "body"),
-        (b'{"spec": {"model": 7}}', "batch", "body"),
+        (b'{"spec": {"modell": "chat"}}', "batch", "spec.modell"),
+        (b'{"spec": {"model": 7}}', "batch", "spec.model"),
         (b"{\xff}", "batch", "body"),
         (b"", "batch", "spec.model"),
         (body(), "urgent", "subject.lane"),
