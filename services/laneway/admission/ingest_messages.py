@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
@@ -54,7 +54,7 @@ def _bad_field(tree: Mapping[str, object], message: type[Message], path: str) ->
     level parses what is below it again."""
     fields = {name: field for field in message.DESCRIPTOR.fields for name in (field.name, field.json_name)}
     for key, value in tree.items():
-        field: Any = fields.get(key)  # the stubs have two names for its type
+        field = fields.get(key)
         if field is None:
             known = _FIELD_NAME.fullmatch(key) is not None  # anything else may be text that should not be repeated
             where = f"{path}{key}" if known else path.rstrip(".") or "body"
@@ -63,7 +63,7 @@ def _bad_field(tree: Mapping[str, object], message: type[Message], path: str) ->
         try:
             json_format.ParseDict({key: value}, message())
         except (json_format.ParseError, RecursionError):
-            inner = field.message_type
+            inner = cast(Any, field.message_type)  # the stubs have two names for its type
             ours = inner is not None and inner.file.package == message.DESCRIPTOR.file.package
             nested = GetMessageClass(inner) if ours and not inner.GetOptions().map_entry else None
             return _bad_value(value, nested, f"{path}{field.name}", repeated=field.is_repeated)
