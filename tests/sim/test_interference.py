@@ -246,6 +246,22 @@ async def test_without_a_prefix_cache_a_long_prompt_waits_for_priority_to_go_or_
         assert call.generation._entry.slices == 0
 
 
+async def test_a_lower_prompt_comes_to_its_end_beside_priority_prompts_that_always_fill_the_chunk():
+    yard = await EngineYard(pool_of()).start()
+
+    async def ask() -> None:
+        while call.outcome is None:
+            await yard.until(yard.submit(Lane.PRIORITY, unique(3000), 4, ttft_target_s=1.0, tpot_target_s=0.05))
+
+    warm = [yard.submit(Lane.PRIORITY, unique(3000), 4, ttft_target_s=1.0, tpot_target_s=0.05) for _ in range(3)]
+    call = yard.submit(Lane.BATCH, unique(2000), 4)
+    async with asyncio.timeout(30.0), asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(ask())
+    await yard.until(*warm)
+    assert p99([each.ttft_s for each in yard.of(Lane.PRIORITY)]) < 0.5, "half of the target"
+
+
 # --- long prompts of priority ------------------------------------------------------------------------
 
 

@@ -129,6 +129,11 @@ class TestGuard:
     def test_a_prompt_with_credit_and_nothing_before_it_always_goes_on(self, load):
         assert policy.may_submit(Prompt(5000), 1.0, replace(load, lower_prompt_tokens=0), PARAMS) > 0
 
+    @given(loads, st.integers(0, 20_000))
+    def test_with_full_credit_it_goes_on_also_where_priority_prompts_fill_the_chunk(self, load, priority_tokens):
+        load = replace(load, lower_prompt_tokens=0, priority_prompt_tokens=priority_tokens)
+        assert policy.may_submit(Prompt(5000), policy.depth_tokens(load), load, PARAMS) >= load.block_tokens
+
 
 class TestWhole:
     """Prompts that the engine's cache does not find again."""

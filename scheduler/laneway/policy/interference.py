@@ -23,7 +23,8 @@ at most
 
 **Slices.** A longer prompt is computed in slices through the prefix cache: of Q, or while priority jobs are here or
 were lately of what a step's chunk has left (C less what decodes, less priority's prompts that are on their way; never
-more than Q), one in flight. Smaller slices cost throughput (a quarter of the TPOT
+more than Q), one in flight. Priority's prompts may leave nothing for as long as they like: then a block goes whenever
+credit is full, which it comes to be by its fiftieth at least. Smaller slices cost throughput (a quarter of the TPOT
 was measured on the embedded engine) and save a factor of 8 of the slowest first tokens and 2 of the slowest tokens.
 Without prefix reuse a prompt can only be submitted whole: on a pool marked bulk once it has credit for all but Q of it,
 on any other while no priority job is here or was lately.
@@ -198,7 +199,10 @@ def may_submit(prompt: Prompt, credit: float, load: Load, params: InterferencePa
     if not params.budget:
         return prompt.left
     guard = guard_tokens(load, params)
-    most = guard if not load.recent else min(guard, load.chunk_tokens - load.priority_prompt_tokens)
+    most = guard
+    if load.recent:
+        spare = load.chunk_tokens - load.priority_prompt_tokens
+        most = min(guard, max(spare, load.block_tokens if credit >= depth_tokens(load) else 0))
     room = most - load.lower_prompt_tokens
     if load.priority:
         room = min(room, int(credit + guard)) if credit > 0.0 else 0
