@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from laneway.core.lanes import Isolation, Lane
 from laneway.policy import interference
 from laneway.runtime.engine_options import EngineOptions
+from laneway.workers.engines.protocol import EngineRequest
 from laneway.workers.outcomes import Kind, Outcome
 from tests.support.budgeted import Call, EngineYard, p99, pool_of
 
@@ -199,6 +200,45 @@ async def test_a_run_in_slices_whose_engine_dies_ends_once_whether_or_not_a_slic
         assert call.outcome.kind is Kind.ENGINE_LOST
         assert call.outcomes == 1
         assert not yard.budget._entries
+
+
+async def test_a_request_that_the_engine_would_not_take_can_be_asked_for_again():
+    yard = await EngineYard(pool_of()).start()
+    submit, tries = yard.engine.submit, []
+
+    def refuse_once(request: EngineRequest) -> None:
+        tries.append(request.id)
+        if len(tries) == 1:
+            raise ValueError("not to be put into a frame")
+        submit(request)
+
+    yard.engine.submit = refuse_once
+    with pytest.raises(ValueError, match="frame"):
+        yard.submit(Lane.PRIORITY, unique(100), 4)
+    (call,) = yard.calls
+    assert not call.generation.submitted
+    assert not yard.budget._entries
+    await yard.until(call.begin())
+    assert len(call.tokens_s) == 4
+
+
+async def test_a_request_that_fails_when_its_turn_comes_harms_no_other():
+    yard = await EngineYard(pool_of()).start()
+    _, call = await sliced(yard)
+    next_one = yard.submit(Lane.BATCH, unique(600), 4)
+    submit, faults = yard.engine.submit, []
+
+    def refuse_long_ones(request: EngineRequest) -> None:
+        if request.prompt_ids[:16] == call.job.task.prompt_ids[:16] and len(request.prompt_ids) > 3000:
+            raise ValueError("not to be put into a frame")
+        submit(request)
+
+    call.on_fault = lambda error: (faults.append(error), call.end(Outcome(Kind.ENGINE_FAILED)))  # type: ignore[method-assign]
+    yard.engine.submit = refuse_long_ones
+    async with asyncio.timeout(60.0):
+        await yard.until(call, next_one)
+    assert len(faults) == 1
+    assert len(next_one.tokens_s) == 4
 
 
 async def test_an_error_in_a_slice_is_the_answer_to_the_whole():

@@ -51,7 +51,8 @@ class Generation:
         return mine is not None and theirs is not None and mine.work is theirs.work
 
     def submit(self, plan: Continue | Rerun) -> Outcome | None:
-        """Asks the engine for what is still to come; the outcome where there is no engine."""
+        """Asks the engine for what is still to come; the outcome where there is no engine. After any other fault
+        nothing was asked, and it may be tried again."""
         done = plan.prefix.ids if isinstance(plan, Continue) else ()
         now_s = self.spans.submitted_s = self._bench.clock.monotonic()
         job, sequences = self._job, self._bench.sequences
@@ -67,6 +68,10 @@ class Generation:
                 entry.advance(now_s)
         except EngineDown:
             return Outcome(Kind.ENGINE_LOST, message="the engine is down")
+        except BaseException:
+            entry.cancel()
+            self._entry = None
+            raise
         return None if sequences.ready else Outcome(Kind.ENGINE_LOST, message="the engine is down")
 
     def _submit_whole(self, request: EngineRequest, flight: Flight | None) -> None:

@@ -13,10 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import structlog
+
 from laneway.core.job import LaneJob
 from laneway.core.lanes import FinishReason, Isolation, Lane
 from laneway.workers.engines.protocol import EngineRequest, SequenceStep
 from laneway.workers.sequences import EngineDown, LiveSequence, SequenceOwner, Sequences
+
+_log = structlog.get_logger(__name__)
 
 
 class Grants(Protocol):
@@ -96,11 +100,14 @@ class Entry:
             self._send(tokens, now_s)
 
     def retry(self, now_s: float) -> None:
-        """The same when something changed: tells its owner when there is no engine."""
+        """The same when something changed: tells its owner when there is no engine, or it cannot be asked."""
         try:
             self.advance(now_s)
         except EngineDown:
             self.lost("the engine is down")
+        except Exception as error:  # noqa: BLE001 - a fault with one must not keep others from the engine
+            _log.error("not_submitted", error=repr(error), exc_info=error)
+            self._owner.on_fault(error)
 
     def whole(self, now_s: float) -> None:
         """Submits all of it, whatever the budget says: it costs nothing, or fails anyway. Raises EngineDown."""
