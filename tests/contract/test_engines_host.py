@@ -263,3 +263,32 @@ class TestOpenVinoStart:
 
     async def test_a_context_that_the_model_does_not_have(self):
         assert "8192" in await self.start(EngineOptions(), context_length=8193, kv_tokens=9000)
+
+
+class Following(RecordingSink):
+    """Has another request for one token ready whenever one has ended, as slices of a prompt follow each other."""
+
+    def __init__(self, engine: ProcessEngine, count: int) -> None:
+        super().__init__()
+        self.engine = engine
+        self.left = count
+
+    def on_step(self, steps, stats):
+        super().on_step(steps, stats)
+        for step in steps:
+            if step.finish is FinishReason.LENGTH and self.left:
+                self.left -= 1
+                self.submit(self.engine, PROMPT, 1)
+
+
+async def test_a_request_that_follows_one_for_one_token_is_in_the_very_next_step():
+    engine = engine_of(EngineOptions(pace_s=0.02))
+    sink = Following(engine, 20)
+    await engine.start(sink)
+    try:
+        sink.submit(engine, PROMPT, 2000)  # the engine steps on, whoever follows
+        sink.submit(engine, PROMPT, 1)
+        await sink.until(lambda: not sink.left and len(sink.live()) == 1)
+        assert sink.stats.steps <= 24, "of 21 at best; without a moment for what follows about 30"
+    finally:
+        await engine.close()

@@ -1,7 +1,9 @@
 """The engine's own process: takes commands between steps, computes, and reports each step in one frame.
 
-An abort that has arrived takes effect before the next step. An idle engine waits on the socket and costs nothing. The
-process ends when its worker does: by the kernel's signal, and when the socket closes. Ctrl-C is the worker's business.
+An abort that has arrived takes effect before the next step. An idle engine waits on the socket and costs nothing.
+Where a request for one token has ended, the worker may have another for the very next step (a slice of a prompt
+follows the one before): it gets a moment to say so, or every second step would go without. The process ends when its
+worker does: by the kernel's signal, and when the socket closes. Ctrl-C is the worker's business.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ if __name__ == "__main__":  # before the slow imports: a Ctrl-C must not end the
 import contextlib
 import ctypes
 import os
+import select
 import socket
 import sys
 import traceback
@@ -30,6 +33,7 @@ from laneway.workers.engines.registry import EngineSpec, make_step_engine
 
 PR_SET_PDEATHSIG = 1
 READ_BYTES = 256 * 1024
+FOLLOW_S = 0.002  # until the next step, for what follows a request for one token; a step takes 10 ms and more
 
 
 def main() -> None:
@@ -57,6 +61,7 @@ class EngineProcess:
         self._received = 0
         self._refused: list[SequenceStep] = []  # to be reported with the next step, or at once when there is none
         self._stats = EngineStats()
+        self._one_token: set[int] = set()  # requests for one token that have not ended
 
     def run(self) -> None:
         spec = msgspec.msgpack.decode(self._next_frame(), type=EngineSpec)
@@ -72,6 +77,10 @@ class EngineProcess:
                 elif not steps:
                     continue
                 self._report(Stepped(steps, self._stats, self._received))
+                ended = self._one_token & {step.id for step in steps if step.finish is not None}
+                self._one_token -= ended
+                if ended and engine.busy():
+                    select.select([self._channel], [], [], FOLLOW_S)
         finally:
             engine.close()
 
@@ -100,6 +109,8 @@ class EngineProcess:
                     try:
                         check_abilities(request, capabilities)
                         engine.add(request)
+                        if request.max_tokens == 1:
+                            self._one_token.add(request.id)
                     except ValueError as error:
                         message = str(error)
                         self._refused.append(SequenceStep(request.id, [], finish=FinishReason.ERROR, message=message))
