@@ -233,7 +233,11 @@ async def test_a_request_that_fails_when_its_turn_comes_harms_no_other():
             raise ValueError("not to be put into a frame")
         submit(request)
 
-    call.on_fault = lambda error: (faults.append(error), call.end(Outcome(Kind.ENGINE_FAILED)))  # type: ignore[method-assign]
+    def fault(error: Exception) -> None:
+        faults.append(error)
+        call.end(Outcome(Kind.ENGINE_FAILED))
+
+    call.on_fault = fault  # type: ignore[method-assign]
     yard.engine.submit = refuse_long_ones
     async with asyncio.timeout(60.0):
         await yard.until(call, next_one)

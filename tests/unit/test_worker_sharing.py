@@ -135,7 +135,8 @@ def check(sequences: Sequences, engine: Engine, jobs: list[Job]) -> None:
     for job in jobs:
         assert job.ids == [job.key + i for i in range(job.start, job.start + len(job.ids))], "in order, each once"
     wanted = {job.part.id for job in jobs if not job.ended and job.part is not None}
-    assert wanted <= engine.left.keys(), "whoever is there is computed for"
+    rest = sequences._rest[0] if sequences._rest is not None else ()  # given, and told in the next turn of the loop
+    assert wanted <= engine.left.keys() | {step.id for step in rest}, "whoever is there is computed for"
     assert engine.left.keys() <= wanted | ended_now(sequences, jobs), "and nothing for nobody"
     assert sequences.followers <= FOLLOWERS_MAX
 
