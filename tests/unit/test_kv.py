@@ -207,9 +207,10 @@ def test_what_prompts_begin_with_in_common_is_counted_once_while_two_hold_it():
     assert seats.kv_tokens_used == 0
 
 
-def test_nothing_is_shared_with_another_salt_or_in_a_reserving_engine():
+def test_nothing_is_shared_with_another_salt_or_adapter_or_in_a_reserving_engine():
     ids = tuple(range(160))
     assert set(prefix_hashes(ids, BLOCK, "a")).isdisjoint(prefix_hashes(ids, BLOCK, "b"))
+    assert set(prefix_hashes(ids, BLOCK, "a")).isdisjoint(prefix_hashes(ids, BLOCK, "a", "adapter"))
     assert prefix_hashes(ids[:15], BLOCK) == ()
     assert len(prefix_hashes(ids[:47], BLOCK)) == 2
 

@@ -305,7 +305,9 @@ def test_a_step_never_exceeds_the_room(view: list[LaneView], room: Room, turns: 
 def test_work_is_conserved(view: list[LaneView], room: Room, turns: Turns):
     """A worker acts whenever a lane wants something that it has room for, and nothing staged is in the way."""
     free = room.slots > 0 and room.kv_tokens > 0
-    lower = min(room.slots - room.reserved_slots, room.lower_places, room.kv_tokens - room.reserved_kv_tokens) > 0
+    # Where the floor is due the gate is asked for its places, and it has no fewer of these.
+    places = min(room.lower_places, room.floor_places)
+    lower = min(room.slots - room.reserved_slots, places, room.kv_tokens - room.reserved_kv_tokens) > 0
     able = [v for v in view if v.wants and v.staged_tokens is None and (v.lane is Lane.PRIORITY or lower)]
     if free and able and all(v.staged_tokens is None for v in view):
         assert next_step(view, room, turns, PARAMS) is not None

@@ -94,6 +94,19 @@ async def test_answers_that_all_get_longer_than_learned_end_whole(nats_server: L
         assert worker.engine_empty()
 
 
+@pytest.mark.parametrize("cache", [True, False])
+async def test_what_prompts_begin_with_is_counted_once_only_where_the_engine_keeps_it(
+    nats_server: LocalNats, cache: bool
+):
+    slow = {"engine__prefix_cache": cache, "engine__pace_s": 0.02}
+    async with yard(nats_server, workers=1, **PAGED, **slow) as place:
+        for last in (b"a", b"b"):
+            await place.submit(prompt=b"x" * 500 + last, max_tokens=100)
+        (worker,) = place.workers
+        await eventually(lambda: worker.worker.snapshot().running == 2)
+        assert worker.worker.snapshot().kv_tokens_used == 1202 - 500 * cache
+
+
 async def test_a_batch_run_yields_before_the_engine_evicts(nats_server: LocalNats):
     async with yard(nats_server, workers=1, **{**PAGED, "policy__preemptions_max": 2}) as place:
         await learn(place, 8)

@@ -196,7 +196,7 @@ def _room_for(lane: Lane, room: Room, due: frozenset[Lane]) -> tuple[int, int]:
     """Most jobs of the lane that may start now, and the KV tokens that they may take."""
     if lane is Lane.PRIORITY:
         return room.slots, room.kv_tokens
-    if lane in due and room.floor_places > 0:
+    if lane in due:
         return min(room.slots, room.floor_places), room.kv_tokens
     return min(room.slots - room.reserved_slots, room.lower_places), room.kv_tokens - room.reserved_kv_tokens
 

@@ -93,7 +93,9 @@ class Seats:
         if not isinstance(job, LaneJob):  # its task is not here yet
             return KvAsk(job.record.prompt_tokens, job.record.max_tokens, predicted)
         task = job.task
-        prefix = prefix_hashes(task.prompt_ids, self.block_tokens, task.cache_salt) if self._prefix_cache else ()
+        prefix: tuple[int, ...] = ()
+        if self._prefix_cache:
+            prefix = prefix_hashes(task.prompt_ids, self.block_tokens, task.cache_salt, task.adapter)
         return KvAsk(len(task.prompt_ids), task.sampling.max_tokens, predicted, task.sampling.n, prefix)
 
     def need(self, ask: KvAsk) -> int:
@@ -258,10 +260,10 @@ class Seats:
                 del self._holders[block]
 
 
-def prefix_hashes(prompt_ids: Sequence[int], block_tokens: int, salt: str = "") -> tuple[int, ...]:
+def prefix_hashes(prompt_ids: Sequence[int], block_tokens: int, salt: str = "", adapter: str = "") -> tuple[int, ...]:
     """A hash of everything up to the end of each whole block: equal ones mean equal beginnings, here and now."""
     hashes: list[int] = []
-    so_far = hash(salt)
+    so_far = hash((adapter, salt))
     for start in range(0, len(prompt_ids) - block_tokens + 1, block_tokens):
         so_far = hash((so_far, *prompt_ids[start : start + block_tokens]))
         hashes.append(so_far)

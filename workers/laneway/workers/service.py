@@ -117,8 +117,8 @@ class Worker:
         self.emitter = Emitter(bus.post, me)
         self._dropped = 0  # token messages, as the metric has them
         self.sequences = Sequences(clock, self._look_at_lease, self._stepped)
-        reuses = options.prefix_cache and options.pool.capabilities.prefix_cache
-        self.budget = Budget(options.pool, self.policy, clock, self.sequences, prefix_cache=reuses)
+        self._reuses = options.prefix_cache and options.pool.capabilities.prefix_cache
+        self.budget = Budget(options.pool, self.policy, clock, self.sequences, prefix_cache=self._reuses)
         self.sequences.watcher = self.budget
         self.engine = EngineKeeper(make_engine, self.sequences, clock, self._engine_changed)
         records = RecordStore(bus, retention_s=options.retention_s, clock=clock, random=random)
@@ -210,7 +210,7 @@ class Worker:
             options.slots,
             predict=lambda job: predicted_tokens(job, self._lengths),
             params=self.policy.derive(kv_params),
-            prefix_cache=options.pool.capabilities.prefix_cache,
+            prefix_cache=self._reuses,
         )
         self.sequences.followers_max = seats.slots
         params = self.policy.derive(lambda values: pull_params(values, options.slots or options.pool.slots))
