@@ -11,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laneway.core.clock import ManualClock
+from laneway.core.job import GenerateTask, LaneJob, Sampling
 from laneway.core.lanes import LANES, FinishReason, Lane
-from laneway.workers.engines.protocol import EngineRequest, EngineStats, SequenceStep
+from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStats, SequenceStep
+from laneway.workers.ledger import Seat, Seats
+from laneway.workers.runs import Runs
 from laneway.workers.sequences import Flight, LiveSequence, Sequences
+from tests.support.nats import make_record
 
 LENGTH = 6  # of every answer; that of key k is k, k + 1, ...
 FOLLOWERS_MAX = 3
@@ -144,3 +148,30 @@ def check(sequences: Sequences, engine: Engine, jobs: list[Job]) -> None:
 def ended_now(sequences: Sequences, jobs: list[Job]) -> set[int]:
     """Those whose last token was given and waits for the next turn of the loop."""
     return {job.part.id for job in jobs if job.part is not None and not job.part.ended}
+
+
+@dataclass(eq=False)
+class Sitting:
+    """A run, as far as its seat is concerned."""
+
+    job: LaneJob
+    seat: Seat
+    generated: int = 0
+    lane: Lane = Lane.BATCH
+
+
+def test_who_takes_a_seat_of_its_own_leaves_the_shared_one_to_count_those_that_stay():
+    seats = Seats(EngineCapacity(4, 4096, 4096, 260, paged=True), predict=lambda job: 10)
+    absent: Any = None
+    runs = Runs(absent, seats, absent, absent, absent, lambda: None)
+    job = LaneJob(make_record(), GenerateTask((1,) * 100, Sampling(max_tokens=900)))
+    seat = seats.take(Lane.BATCH, seats.ask(job))
+    first, second = Sitting(job, seat, 500), Sitting(job, seat, 500)
+    seat.made = lambda: first.generated
+    live: dict[str, Any] = {"first": first, "second": second}
+    runs._live = live
+    assert runs.alone(first)  # type: ignore[arg-type]
+    first.generated = 0  # it begins anew
+    assert first.seat is not second.seat
+    assert seats.holds(second.seat) == 600
+    assert seats.holds(first.seat) == 100

@@ -146,6 +146,7 @@ class Runs:
         ask = self._seats.ask(run.job)
         if not self._seats.fits(ask):
             return False
+        self._give_back(run)
         run.seat = self._seats.take(run.lane, ask)
         run.seat.made = lambda: run.generated
         return True
