@@ -381,6 +381,15 @@ async def test_theta_falls_while_tokens_are_late_and_settings_move_it_at_once():
     assert yard.budget.theta == 0.6, "without measurements it stays"
 
 
+async def test_hours_without_work_say_nothing_of_theta():
+    yard = await EngineYard(pool_of()).start()
+    await yard.until(yard.submit(Lane.PRIORITY, unique(100), 100, tpot_target_s=0.05))
+    before = yard.budget.theta
+    await asyncio.sleep(7200.0)
+    await yard.until(yard.submit(Lane.PRIORITY, unique(100), 100, tpot_target_s=0.05))
+    assert yard.budget.theta <= before + 0.02
+
+
 async def test_what_keeps_lower_jobs_out_is_named_and_when_to_look_again_is_told():
     yard = await EngineYard(pool_of()).start()
     talk = [yard.submit(Lane.PRIORITY, unique(300), 4000, **TIGHT) for _ in range(16)]

@@ -252,7 +252,8 @@ class Budget:
                 entry.cost_tokens += extra_s / token_s * entry.in_flight_tokens / flying
 
     def _move_theta(self, now_s: float) -> None:
-        passed_s, self._theta_s = now_s - self._theta_s, now_s
+        # Steps may be longer than a look, but hours without any say nothing.
+        passed_s, self._theta_s = min(now_s - self._theta_s, 2.0 * policy.THETA_STEP_S), now_s
         running = [
             Tpot(now_s, e.tpot_s, e.tpot_target_s)
             for e in self._entries
