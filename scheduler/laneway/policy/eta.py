@@ -281,10 +281,8 @@ def parking_eta(
     above = min(ahead, above)
     queue = turns_s(ahead - above, above, supply)
     less = _unsteady(view, lane, queue + service, mean)
-    sigma = math.hypot(
-        SERVICE_SPREAD * (ahead * mean) ** 0.5 / capacity,
-        turns_s(ahead - above, above, supply.less(less, floor)) - queue,
-    )
+    longer_s = turns_s(ahead - above, above, supply.less(less, floor)) - queue if ahead and less else 0.0
+    sigma = math.hypot(SERVICE_SPREAD * (ahead * mean) ** 0.5 / capacity, longer_s)
     tokens_ahead = ahead * prompt_tokens / each if each > 0.0 else 0.0
     prefill_s = 0.0
     if plan.workers and plan.lower_tokens_per_s > 0.0:
@@ -354,13 +352,19 @@ def _work_ahead(
     mean = device_s(pool, view.plan.service_s or service_s)
     own_plan = view.plan.lane(lane)
     own = due_by(own_plan, due_s) + own_plan.ready * mean + view.since.device_s
-    higher = map(view.plan.lane, _above(lane))
-    return own, sum(plan.parked_device_s + plan.ready * mean for plan in higher)
+    above = 0.0
+    for each in _above(lane):
+        plan = view.plan.lane(each)
+        above += plan.parked_device_s + plan.ready * mean
+    return own, above
+
+
+_HIGHER = {lane: PARKING_LANES[:rank] for rank, lane in enumerate(PARKING_LANES)}
 
 
 def _above(lane: Lane) -> Sequence[Lane]:
     """The parking lanes that go before it."""
-    return PARKING_LANES[: PARKING_LANES.index(lane)]
+    return _HIGHER[lane]
 
 
 def due_by(plan: LanePlan, due_s: float | None) -> float:

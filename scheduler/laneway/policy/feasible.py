@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from laneway.core.catalogue import Pool
 from laneway.core.fleet import EtaFit
@@ -55,9 +54,8 @@ def judge(pool: Pool, contract: Contract, eta: Eta, situation: Situation, params
     delay_s = start_s if start_s > eta.wait_s else 0.0
     if start_s:
         eta = eta.waiting_until(start_s)
-    estimate = Estimate(eta.ttft_s, 0.0, eta.completion_s, 0.0)
-    bounds = eta.bounds_s(params.z)
-    estimate = replace(estimate, ttft_bound_s=bounds[0], completion_bound_s=bounds[1])
+    ttft_bound_s, completion_bound_s = eta.bounds_s(params.z)
+    estimate = Estimate(eta.ttft_s, ttft_bound_s, eta.completion_s, completion_bound_s)
     plan = view.plan.lane(lane)
     fits = plan.ttft_fit, plan.completion_fit
     redeemed, factor = pool.name in situation.redeeming, _trusted(fits[0])

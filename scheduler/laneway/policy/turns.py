@@ -43,6 +43,8 @@ class Supply(Struct, frozen=True):
 
 def turns_s(own: float, above: float, supply: Supply) -> float:
     """Seconds until `own` is done, behind `above`."""
+    if supply.capacity == supply.capacity_later and supply.inflow == supply.inflow_later:  # nothing changes meanwhile
+        return _steady_s(own, above, supply.capacity, supply.share, supply.inflow)
     at_s, step_s = 0.0, FIRST_STEP_S
     for _ in range(STEPS):
         old = math.exp(-(at_s + step_s / 2.0) / REVERSION_S)
