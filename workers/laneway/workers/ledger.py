@@ -181,6 +181,11 @@ class Seats:
         """KV tokens that only it holds now."""
         return self._growth(seat).held_blocks * self.block_tokens
 
+    def grows_to(self, seat: Seat) -> int:
+        """KV tokens that only it will hold at its end, as far as is predicted."""
+        growth = self._growth(seat)
+        return (growth.held_blocks + growth.sequences * growth.rest_blocks) * self.block_tokens
+
     def by_lane(self) -> dict[Lane, int]:
         return {lane: sum(seat.ask.sequences for seat in self._live if seat.lane is lane) for lane in LANES}
 

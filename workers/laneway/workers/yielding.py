@@ -74,10 +74,14 @@ class Yielding:
         return wait_s(elsewhere=elsewhere, params=params)
 
     def make_room(self, kv_tokens: int, job_id: str) -> bool:
+        free_kv_tokens = self._seats.kv_tokens_free
+        # What the peak falls by is dear to ask: two recounts of all seats for each run. Where a slot is all that is
+        # missing, any run would do, and it is enough to know how large each is.
+        kv_of = self._seats.frees if kv_tokens > free_kv_tokens else self._seats.grows_to
         victim = choose_victim(
-            [self._standing(run, self._seats.frees(run.seat)) for run in self._lower()],
+            [self._standing(run, kv_of(run.seat)) for run in self._lower()],
             need_kv_tokens=kv_tokens,
-            free_kv_tokens=self._seats.kv_tokens_free,
+            free_kv_tokens=free_kv_tokens,
             speeds=self._speeds(),
             now_s=self._clock.now(),
             params=self._params(),
