@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from laneway.core.catalogue import Capabilities, Pool
 from laneway.core.fleet import Demand, LanePlan, StepTimes
 from laneway.core.lanes import Lane
-from laneway.policy.demand import demand_curve
+from laneway.policy.demand import POINTS_MAX, demand_curve
 from laneway.policy.desired import DesiredParams, Load, Scaling, Wanted, desired, merged
 from laneway.policy.forecast import Outlook
 
@@ -136,6 +136,16 @@ def test_a_month_of_due_times_is_a_curve_of_some_hundred_points_that_the_next_pl
     assert len(points) < 300
     again = demand_curve(grains, 1_000_000.25)
     assert len(set(points) ^ set(again)) <= 30, "two where cells become wider"
+
+
+def test_all_curves_of_a_plan_have_so_many_points_and_no_more() -> None:
+    grains = [(NOW_S + 10.0 * i, 1.0) for i in range(POINTS_MAX)]
+    near = demand_curve(grains, NOW_S + 10.0 * POINTS_MAX)  # all are overdue: cells as narrow as they get
+    assert len(near) == POINTS_MAX
+    more = demand_curve([*grains, (NOW_S + 10.0 * POINTS_MAX, 1.0)], NOW_S + 10.0 * POINTS_MAX)
+    assert POINTS_MAX // 2 <= len(more) <= POINTS_MAX
+    assert more[-1].device_s == POINTS_MAX + 1, "the whole of it is always told"
+    assert set(more) <= {Demand(by_s, float(i + 1)) for i, (by_s, _) in enumerate(grains)} | {more[-1]}, "and exactly"
 
 
 def test_curves_of_two_lanes_add_up() -> None:

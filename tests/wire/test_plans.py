@@ -1,14 +1,16 @@
 """Plans: the newest one wins, whoever publishes last."""
 
 import pytest
+from msgspec.structs import replace
 
 from laneway.core import subjects
 from laneway.core.clock import ManualClock
-from laneway.core.fleet import Plan
+from laneway.core.fleet import Demand, LanePlan, Plan, PoolPlan, TenantDepth
+from laneway.core.lanes import Lane
 from laneway.runtime.bus import Bus
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.local_nats import LocalNats
-from laneway.runtime.plans import NewerPlan, PlanPublisher, PlanView
+from laneway.runtime.plans import NewerPlan, PlanPublisher, PlanTooLarge, PlanView
 from laneway.runtime.reading import last_message
 from laneway.runtime.wire.plans import decode_plan
 from tests.support.nats import REGION, connected, eventually
@@ -40,6 +42,24 @@ async def test_a_view_starts_with_the_stored_plan_and_follows(provisioned_bus: B
     assert seen == [plan_of(1, 1), plan_of(1, 2)]
     await early.close()
     await late.close()
+
+
+async def test_a_plan_that_is_too_large_is_published_without_its_details(provisioned_bus: Bus):
+    """A region that has no plan takes no work, and a scheduler that ends for it leads no more."""
+    curve = tuple(Demand(1e9 + i, float(i)) for i in range(60_000))
+    pool = PoolPlan("p", workers=1, lanes=(LanePlan(Lane.BATCH, parked=1, parked_device_s=5.0, demand=curve),))
+    publisher, seen = PlanPublisher(provisioned_bus, REGION), list[Plan]()
+    view = PlanView(provisioned_bus, REGION, SystemClock(), seen.append)
+    await view.start()
+    await publisher.publish(replace(plan_of(1, 1), pools=(pool,)))
+    await eventually(lambda: bool(seen))
+    assert seen[0].pool("p").lane(Lane.BATCH) == LanePlan(Lane.BATCH, parked=1, parked_device_s=5.0)
+    names = tuple(TenantDepth(f"t{i:040}", Lane.BATCH, 5) for i in range(30_000))
+    with pytest.raises(PlanTooLarge):
+        await publisher.publish(replace(plan_of(1, 2), tenants=names))
+    await publisher.publish(plan_of(1, 3))
+    await eventually(lambda: seen[-1] == plan_of(1, 3))
+    await view.close()
 
 
 async def test_a_lower_epoch_or_an_older_version_is_ignored(provisioned_bus: Bus):

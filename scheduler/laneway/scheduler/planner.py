@@ -14,7 +14,7 @@ from laneway.core.fleet import Demand, EtaFit, Plan, TenantDepth
 from laneway.core.lanes import LANES, PARKING_LANES, Lane
 from laneway.core.subjects import HOME_ANY
 from laneway.policy.calibration import with_fits
-from laneway.policy.demand import demand_curve
+from laneway.policy.demand import POINTS_MAX, demand_curve
 from laneway.policy.desired import NEAR_JOBS, DesiredParams
 from laneway.policy.parked import ParkIndex
 from laneway.policy.plan import Depth, Parked, Snapshot, make_plan
@@ -165,7 +165,9 @@ class Planner:
             return
         unix_s = self._clock.now()
         keys = [(pool.name, lane) for pool in self._catalogue.pools for lane in PARKING_LANES]
-        self._demand = {(pool, lane): demand_curve(index.demand(pool, [lane]), unix_s) for pool, lane in keys}
+        grains = {(pool, lane): index.demand(pool, [lane]) for pool, lane in keys}
+        share = POINTS_MAX // max(1, sum(map(bool, grains.values())))
+        self._demand = {key: demand_curve(each, unix_s, share) for key, each in grains.items()}
         self._near = {pool.name: index.near(pool.name, NEAR_JOBS) for pool in self._catalogue.pools}
         ended_s = self._clock.monotonic()
         self._demand_due_s = ended_s + (ended_s - now_s) / DEMAND_SHARE

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 import structlog
+from msgspec.structs import replace
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
@@ -37,6 +38,13 @@ class NewerPlan(BusError):
     default_reason = "NEWER_PLAN"
 
 
+class PlanTooLarge(BusError):
+    """The plan does not fit into one message, even without its details. Nothing was stored."""
+
+    row = ErrorRow(Code.INTERNAL, 500, False, "internal")
+    default_reason = "PLAN_TOO_LARGE"
+
+
 class PlanPublisher:
     """Puts plans over older ones, by compare-and-set: a scheduler that was stopped in the middle of a publish must not
     put its own over that of its successor, for those who read it then."""
@@ -49,7 +57,7 @@ class PlanPublisher:
 
     async def publish(self, plan: Plan) -> None:
         """Raises NewerPlan, or another BusError; the next plan is due soon anyway."""
-        data = encode_plan(plan)
+        data = self._fitting(plan)
         for left in reversed(range(PUBLISH_ATTEMPTS)):
             headers = {EXPECTED_SUBJECT_SEQUENCE: str(self._sequence)}
             try:
@@ -59,6 +67,17 @@ class PlanPublisher:
                 if not left:
                     raise
                 self._sequence = await self._sequence_below(plan)
+
+    def _fitting(self, plan: Plan) -> bytes:
+        """A plan that NATS would not take says less: readers then take all parked work for due."""
+        data = encode_plan(plan)
+        if len(data) <= self._bus.payload_bytes_max:
+            return data
+        less = encode_plan(without_details(plan))
+        _log.error("plan_too_large", size_bytes=len(data), limit_bytes=self._bus.payload_bytes_max, left=len(less))
+        if len(less) > self._bus.payload_bytes_max:
+            raise PlanTooLarge(f"the plan has {len(less)} bytes, the limit is {self._bus.payload_bytes_max}")
+        return less
 
     async def _sequence_below(self, plan: Plan) -> int:
         """Of what is stored, if it is no newer than this plan."""
@@ -150,6 +169,15 @@ class PlanView:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait({self._reading})
+
+
+def without_details(plan: Plan) -> Plan:
+    """Without what readers can do without."""
+    pools = tuple(
+        replace(pool, lanes=tuple(replace(lane, demand=()) for lane in pool.lanes), hot_prefixes=())
+        for pool in plan.pools
+    )
+    return replace(plan, pools=pools)
 
 
 def _order(plan: Plan) -> tuple[int, int]:
