@@ -290,6 +290,17 @@ async def test_without_a_prefix_cache_a_long_prompt_waits_for_priority_to_go_or_
         assert call.generation._entry.slices == 0
 
 
+async def test_without_a_prefix_cache_a_long_prompt_waits_no_longer_than_half_a_minute_for_priority_to_go():
+    options = EngineOptions(profile="h100-8b-fp8", prefill_chunk_tokens=512, prefix_cache=False)
+    yard = await EngineYard(pool_of(), options).start()
+    yard.submit(Lane.PRIORITY, unique(60), 20_000, **TIGHT)
+    bulk = yard.submit(Lane.BATCH, unique(3000), 4)
+    await asyncio.sleep(29.0)
+    assert not bulk.tokens_s
+    await asyncio.sleep(6.0)
+    assert bulk.tokens_s, "and those behind it need not wait for their deadlines"
+
+
 async def test_a_lower_prompt_comes_to_its_end_beside_priority_prompts_that_always_fill_the_chunk():
     yard = await EngineYard(pool_of()).start()
 

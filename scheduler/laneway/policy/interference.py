@@ -27,7 +27,7 @@ more than Q), one in flight. Priority's prompts may leave nothing for as long as
 credit is full, which it comes to be by its fiftieth at least. Smaller slices cost throughput (a quarter of the TPOT
 was measured on the embedded engine) and save a factor of 8 of the slowest first tokens and 2 of the slowest tokens.
 Without prefix reuse a prompt can only be submitted whole: on a pool marked bulk once it has credit for all but Q of it,
-on any other while no priority job is here or was lately.
+on any other while no priority job is here or was lately, or once it has waited long (the caller says when).
 
 **Long prompts of priority** delay each other's tokens the same way. One of more than a chunk is submitted whole unless
 its steps would break the TPOT of somebody who decodes: gamma x tokens > min over these of
