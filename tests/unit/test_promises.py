@@ -120,6 +120,44 @@ def test_so_many_near_places_are_looked_at():
     assert near(promises, "t").jobs == round(NEAR_MAX * HABIT_PRIOR)
 
 
+def test_who_comes_later_gets_its_share_from_a_tenant_that_had_all_places():
+    promises = Promises()
+    for n in range(PLACES_MAX):
+        promises.promise("p", (P, B)[n % 2], "flood", JOB, 0.0, 5.0 + n / 100)
+    assert promises.promise("p", P, "small", JOB, 0.0, 5.0)
+    assert len(promises) == PLACES_MAX
+    assert promises.habit("flood") == HABIT_PRIOR, "it did not stay away"
+    held = 1 + sum(promises.promise("p", P, "small", JOB, 0.0, 5.0) for _ in range(PLACES_MAX))
+    assert held == PLACES_MAX // 2
+    assert promises.redeem("p", P, "flood", 5.0) is not None, "the last ones go, not the first"
+
+
+def test_places_that_were_come_for_hide_no_others():
+    """A place that was told long before has a long grace, and others come and go behind it meanwhile."""
+    promises = Promises()
+    promises.promise("p", P, "early", JOB, 0.0, 300.0)
+    for n in range(2 * NEAR_MAX):
+        promises.promise("p", P, "busy", JOB, 300.0, 1.0 + n / 1000)
+    for _ in range(2 * NEAR_MAX):
+        place = promises.redeem("p", P, "busy", 301.8)
+        assert place is not None
+        promises.done(place)
+    promises.promise("p", P, "next", JOB, 302.0, 2.0)
+    assert near(promises, "u", own=Load(100, 10_000, 50.0)).jobs == round(2 * HABIT_PRIOR)
+
+
+def test_places_that_are_over_leave_nothing_behind():
+    promises = Promises()
+    promises.promise("p", P, "early", JOB, 0.0, 300.0)
+    for n in range(3 * PLACES_MAX):
+        promises.promise("p", P, "busy", JOB, 300.0 + n / 1000, 0.01)
+        place = promises.redeem("p", P, "busy", 300.01 + n / 1000)
+        assert place is not None
+        promises.done(place)
+    assert len(promises._ends) <= 2 * PLACES_MAX + 1
+    assert len(promises._lines["p", P].by_due) == len(promises) == 1
+
+
 def test_the_habits_of_so_many_tenants_are_remembered():
     promises = Promises()
     for n in range(HABITS_MAX + 1):

@@ -22,14 +22,14 @@ predicted W falls to feasible", made true for those who come back.
 
 Failure modes: each door knows its own promises, so a caller who comes back through another door is a newcomer there;
 callers who come early, or never, cost a part of the capacity until their weight has fallen (some ten places); a pool
-that loses workers cannot keep what it promised, and says a new time; tenants that come later push back the last places
-of one that had all.
+that loses workers cannot keep what it promised, and says a new time; tenants that come later take the last places of
+one that had all.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from itertools import islice
 from operator import attrgetter
@@ -90,7 +90,7 @@ class _Line:
     __slots__ = ("by_due", "by_tenant", "of_tenant", "total")
 
     def __init__(self) -> None:
-        self.by_due: list[Place] = []  # closed ones are skipped, and taken away from the front
+        self.by_due: list[Place] = []
         self.by_tenant: dict[str, deque[Place]] = {}  # by due time
         self.of_tenant: dict[str, _Sum] = {}
         self.total = _Sum()
@@ -119,9 +119,9 @@ class Promises:
         for place in islice(line.by_due, NEAR_MAX):
             if place.due_s > near_until_s:
                 break
-            if place.open and place.tenant == tenant:
+            if place.tenant == tenant:
                 mine.add(place)
-            elif place.open:
+            else:
                 others.add(place)
                 tenants.add(place.tenant)
         near = _before(others, mine, len(tenants), own)
@@ -147,12 +147,14 @@ class Promises:
     def done(self, place: Place) -> None:
         """A request came for it and was answered, one way or the other."""
         if place.open:
-            self._close(place, came=True)
+            self._close(place)
+            self._learn(place.tenant, came=True)
 
     def promise(self, pool: str, lane: Lane, tenant: str, load: Load, now_s: float, in_s: float) -> bool:
         """Takes a place `in_s` from now; False where the tenant may hold no more."""
         others = len(self._places_of) - (tenant in self._places_of)
-        if self._count >= PLACES_MAX or self._places_of.get(tenant, 0) >= PLACES_MAX // (others + 1):
+        share = PLACES_MAX // (others + 1)
+        if self._places_of.get(tenant, 0) >= share or (self._count >= PLACES_MAX and not self._make_room(share)):
             return False
         due_s = now_s + in_s
         until_s = due_s + max(GRACE_S, GRACE_SHARE * in_s)
@@ -171,13 +173,23 @@ class Promises:
         self._count += 1
         return True
 
+    def _make_room(self, share: int) -> bool:
+        """Takes the last place from the tenant that has the most, where that is more than its share by now."""
+        tenant = max(self._places_of, key=lambda each: (self._places_of[each], each))
+        if self._places_of[tenant] <= share:
+            return False
+        held = [line.by_tenant[tenant][-1] for line in self._lines.values() if tenant in line.by_tenant]
+        self._close(max(held, key=_due_s))
+        return True
+
     def expire(self, now_s: float) -> list[Place]:
         """Lets go of places that nobody came for; those."""
         lapsed: list[Place] = []
         while self._ends and (self._ends[0][0] < now_s or not self._ends[0][2].open):
             place = heapq.heappop(self._ends)[2]
             if place.open:
-                self._close(place, came=False)
+                self._close(place)
+                self._learn(place.tenant, came=False)
                 lapsed.append(place)
         return lapsed
 
@@ -185,7 +197,7 @@ class Promises:
         """The share of a tenant's places that it comes for."""
         return self._habits.get(tenant, HABIT_PRIOR)
 
-    def _close(self, place: Place, *, came: bool) -> None:
+    def _close(self, place: Place) -> None:
         place.open = False
         tenant, key = place.tenant, (place.pool, place.lane)
         line = self._lines[key]
@@ -195,10 +207,10 @@ class Promises:
         own.remove(place)
         if not own:
             del line.by_tenant[tenant], line.of_tenant[tenant]
-        gone = 0
-        while gone < len(line.by_due) and not line.by_due[gone].open:
-            gone += 1
-        del line.by_due[:gone]
+        at = bisect_left(line.by_due, place.due_s, key=_due_s)
+        while line.by_due[at] is not place:
+            at += 1
+        del line.by_due[at]
         if not line.by_due:
             del self._lines[key]
         left = self._places_of[tenant] - 1
@@ -207,7 +219,9 @@ class Promises:
         else:
             del self._places_of[tenant]
         self._count -= 1
-        self._learn(tenant, came=came)
+        if len(self._ends) > 2 * PLACES_MAX:  # closed ones wait there for their time
+            self._ends = [each for each in self._ends if each[2].open]
+            heapq.heapify(self._ends)
 
     def _learn(self, tenant: str, *, came: bool) -> None:
         share = self.habit(tenant)
