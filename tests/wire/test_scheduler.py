@@ -230,6 +230,26 @@ async def test_the_index_is_mended_when_it_differs_twice_in_a_row(nats_server: L
         assert changes
 
 
+async def test_jobs_that_a_new_list_does_not_have_leave_no_group_behind(nats_server: LocalNats, bus: Bus) -> None:
+    """A job of a group that gathers may be cancelled: nothing rings, and nobody waits for it for good."""
+    await provision_for(bus, scheduler_settings(nats_server))
+    parking = Parking(bus, REGION, SystemClock(), lambda: None)
+    _, park = await park_job(bus)
+    async with parking.watch(lambda pool, lane, home: None):
+        now_s, gathering = 1_000.0, parking.gathering
+        parks = [replace(park, job=f"{REGION}-ghost{n}", due_ms=10_000_000_000, group="ghosts") for n in range(5)]
+        for n, ghost in enumerate(parks):
+            if n == 4:
+                gathering.take(POOL, 1)
+            parking.index.add(ghost, now_ms=0)
+            gathering.arrived(ghost, now_s + n)
+        assert gathering.together
+        assert len(gathering) == 1
+        for _ in range(2):
+            await parking.reconcile({})
+        assert (len(parking.index), len(gathering), gathering.together) == (1, 0, set())
+
+
 async def test_a_stray_message_hides_no_parked_job(nats_server: LocalNats, bus: Bus) -> None:
     await provision_for(bus, scheduler_settings(nats_server))
     record, _ = await park_job(bus)

@@ -145,7 +145,7 @@ class Parking:
                         new += self._add([park for park in parks if park.job not in gone])
         finally:
             self._gone = None
-        removed = sum(self.index.discard(job) is not None for job in lost)
+        removed = sum(self.forget(job) is not None for job in lost)
         if mending and (removed or new):
             _log.info("park_index_mended", lane=lane.value, added=new, removed=removed)
         if new:
