@@ -162,6 +162,23 @@ def test_parked_jobs_are_shared_out_evenly_whatever_is_at_the_homes_now() -> Non
     assert door.loads() == (50, 0), "they are not at their homes yet"
 
 
+def test_nothing_is_parked_for_a_home_that_was_taken_away() -> None:
+    """It is in the plan while jobs are left there, and would be for good if it got new ones."""
+    door = Door(*BOTH)
+    door.plan(*BOTH, HomePlan("h2", ready=3), HomePlan("a-stray-consumer", ready=1))
+    assert {door.send(f"s{i}", parked=True) for i in range(100)} == {"h0", "h1"}
+    assert {door.send(f"s{i}") for i in range(100)} == {"h0", "h1"}
+
+
+def test_a_key_that_comes_again_counts_once() -> None:
+    ledger = HomeLedger(ManualClock())
+    for _ in range(3):
+        ledger.sent("the same", POOL, "h0")
+    assert ledger.load(POOL, "h0") == 1
+    ledger.ended("the same")
+    assert ledger.load(POOL, "h0") == 0
+
+
 def test_so_many_keys_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LAST_HOMES_MAX", 3)
     door = Door(BOTH[0], HomePlan("h1"))

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict, deque
 
 from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
-from laneway.core.fleet import Plan
+from laneway.core.fleet import HomePlan, Plan
 from laneway.core.job import GenerateTask
 from laneway.policy.affinity import affinity_key, choose_home, others_at, served_loads
 from laneway.runtime.plans import PlanView
@@ -54,6 +54,7 @@ class HomeLedger:
         }
 
     def sent(self, job_id: str, pool: str, home: str) -> None:
+        self.ended(job_id)  # the same key again counts once
         self._jobs[job_id] = pool, home
         if len(self._jobs) > LIVE_JOBS_MAX:
             self._change(self._jobs.popitem(last=False)[1], -1)
@@ -85,6 +86,8 @@ class Homes:
         self._plans = plans
         self._ledger = ledger
         self._last: OrderedDict[str, str] = OrderedDict()  # key -> home
+        self._plan: Plan | None = None  # of which are
+        self._known: dict[str, tuple[HomePlan, ...]] = {}  # by pool: the homes of the settings
         self._parked: dict[str, dict[str, float]] = {}  # pool: home: jobs parked, old ones counting less
 
     def choose(self, job_id: str, pool: Pool, tenant: str, task: GenerateTask, *, parked: bool) -> tuple[str, str]:
@@ -92,9 +95,9 @@ class Homes:
         if not pool.capabilities.prefix_cache:
             return "", ""  # there is nothing to meet again
         key = affinity_key(pool.name, tenant, task)
-        if not (key and pool.homes) or self._plans.plan is None or not self._plans.fresh():
+        if not key or pool.home_slots < 2 or self._plans.plan is None or not self._plans.fresh():
             return key, ""
-        homes = self._plans.plan.pool(pool.name).homes
+        homes = self._homes_of(self._plans.plan, pool)
         if parked:
             loads = self._parked_loads(pool.name, [each.home for each in homes])
         else:
@@ -107,6 +110,18 @@ class Homes:
             else:
                 self._ledger.sent(job_id, pool.name, home)
         return key, home
+
+    def _homes_of(self, plan: Plan, pool: Pool) -> tuple[HomePlan, ...]:
+        """Those that jobs may be sent to: a home that was taken away is in the plan until it is empty, and would never
+        be if it got what is parked meanwhile."""
+        if plan is not self._plan:
+            self._plan, self._known = plan, {}
+        homes = self._known.get(pool.name)
+        if homes is None:
+            names = frozenset(pool.homes)
+            homes = tuple(each for each in plan.pool(pool.name).homes if each.home in names)
+            self._known[pool.name] = homes
+        return homes
 
     def _parked_loads(self, pool: str, homes: list[str]) -> dict[str, float]:
         """What this door parked for each home, faded so that new homes and new keys count soon."""
