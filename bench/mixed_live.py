@@ -43,6 +43,7 @@ BULK_PROMPT_TOKENS, BULK_TOKENS, BULK_WAITING = 2_000, 16, 24
 PROMISE, BULK_PROMISE = Promise(1.0, 0.03), Promise(600.0, 10.0)
 ROUNDS, ROUND_S, LONE_S = 6, 12.0, 6.0
 PINGS = [(at_s, 1) for at_s in (0.0, 2.0, 4.0)]
+RUN_IN_S = 0.5  # bulk is under way when a round begins
 RECENT_S = 5.5  # after that the guard sleeps
 TTFT_RATIO_MAX, SHARE_MIN = 1.3, 0.95
 GRANTED, PROTECTED = "laneway_worker_lower_granted_tokens_total", "laneway_worker_protected_seconds_total"
@@ -82,11 +83,12 @@ class Load:
 
     async def round(self, asked: Sequence[tuple[float, int]], took_s: float, found: Found, *, bulk: bool) -> None:
         """Returns when all of it has ended. Bulk counts by the prompts that were computed in time."""
-        began_s = time.monotonic()
+        began_s = time.monotonic() + (RUN_IN_S if bulk else 0.0)
         ends_s = began_s + took_s
-        before = await self._counted()
         async with asyncio.TaskGroup() as group:
-            waiting = [group.create_task(self._bulk(ends_s)) for _ in range(BULK_WAITING if bulk else 0)]
+            waiting = [group.create_task(self._bulk(began_s, ends_s)) for _ in range(BULK_WAITING if bulk else 0)]
+            await asyncio.sleep(max(0.0, began_s - time.monotonic()))
+            before = await self._counted()
             for at_s, tokens in asked:
                 group.create_task(self._ask(began_s + at_s, tokens, found))
             await asyncio.sleep(max(0.0, ends_s - time.monotonic()))
@@ -105,12 +107,12 @@ class Load:
         await asyncio.sleep(max(0.0, at_s - time.monotonic()))
         found.calls.append(await self._place.site.run(Lane.PRIORITY, prompt, tokens, PROMISE))
 
-    async def _bulk(self, ends_s: float) -> int:
-        """Prompt tokens of its jobs that had their first token in time."""
+    async def _bulk(self, begins_s: float, ends_s: float) -> int:
+        """Prompt tokens of its jobs that had their first token between these."""
         done = 0
         while time.monotonic() < ends_s:
             call = await self._place.site.run(Lane.BATCH, self._prompt(BULK_PROMPT_TOKENS), BULK_TOKENS, BULK_PROMISE)
-            done += call.prompt_tokens * (call.first_s <= ends_s)
+            done += call.prompt_tokens * (begins_s <= call.first_s <= ends_s)
         return done
 
 

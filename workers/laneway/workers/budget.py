@@ -338,11 +338,11 @@ class Budget:
         return policy.may_join(self.credit, self._prefilling(), self.load(), self.theta, self._params())
 
     def _prefilling(self) -> int:
-        """Lower-lane jobs without their first token, but for one that waits for its last slice only: that shares a step
-        with the first slice of the next."""
+        """Lower-lane jobs without their first token, but for one of which no more than its last slice is to come: that
+        shares a step with the first slice of the next, which must be here by then."""
         chunk = self.load().chunk_tokens
-        lower = (e for e in self._entries if e.lane is not Lane.PRIORITY and e.slices and e.submitted and not e.first_s)
-        return self._lower_prefills() - sum(e.in_flight_tokens < chunk for e in lower)
+        lower = (e for e in self._entries if e.lane is not Lane.PRIORITY and e.slices and not e.first_s)
+        return self._lower_prefills() - sum(e.last_tokens < chunk for e in lower)
 
     def floor_places(self) -> int:
         self._refill(self._clock.monotonic())

@@ -85,6 +85,11 @@ class Entry:
         return self.prompt_tokens - self.done_tokens
 
     @property
+    def last_tokens(self) -> int:
+        """What is to come after the slice that is in flight; of the real request, what it has in flight."""
+        return self.left_tokens - (0 if self.submitted else self.in_flight_tokens)
+
+    @property
     def waiting(self) -> bool:
         """Whether it can go on as soon as it gets a grant."""
         return not (self.submitted or self.left or self.in_flight_tokens)
