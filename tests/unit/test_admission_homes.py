@@ -170,6 +170,15 @@ def test_nothing_is_parked_for_a_home_that_was_taken_away() -> None:
     assert {door.send(f"s{i}") for i in range(100)} == {"h0", "h1"}
 
 
+def test_workers_that_serve_no_home_get_nothing_through_one() -> None:
+    """They are of a release before homes. A pool without workers is to have newer ones."""
+    door = Door(HomePlan("h0"), HomePlan("h1"))
+    assert door.send("s", parked=True)
+    [pool] = door.plans.plan.pools
+    door.plans.plan = replace(door.plans.plan, pools=(replace(pool, workers=2),))
+    assert (door.send("s", parked=True), door.send("s")) == ("", "")
+
+
 def test_a_key_that_comes_again_counts_once() -> None:
     ledger = HomeLedger(ManualClock())
     for _ in range(3):

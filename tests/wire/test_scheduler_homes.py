@@ -21,6 +21,13 @@ def two_homes(server: LocalNats, **scheduler: float) -> Settings:
     return replace(settings, models=(replace(settings.models[0], workers=2, home_slots=2),))
 
 
+def homely(bus: Bus, name: str) -> FakeWorker:
+    """A worker of a release that knows home slots."""
+    worker = FakeWorker(bus, name)
+    worker.lease = replace(worker.lease, theta=0.8)
+    return worker
+
+
 def pool_of(scheduler: Scheduler) -> PoolPlan:
     return scheduler.plans.plan.pool(POOL) if scheduler.plans.plan is not None else PoolPlan(POOL)
 
@@ -33,17 +40,26 @@ async def serves(scheduler: Scheduler, *workers: str) -> None:
 async def test_each_ready_worker_serves_a_home_and_a_dead_one_none(nats_server: LocalNats, bus: Bus) -> None:
     async with running_scheduler(nats_server, two_homes(nats_server)) as scheduler:
         await serves(scheduler, "", "")
-        first, second = FakeWorker(bus, "a"), FakeWorker(bus, "b")
+        first, second = homely(bus, "a"), homely(bus, "b")
         async with first.alive():
             async with second.alive():
                 await serves(scheduler, "a-1a", "b-1a")
                 await second.show(state=WorkerState.DRAINING)
                 await serves(scheduler, "a-1a", "")
             await second.keeper.release()
-            again = FakeWorker(bus, "b")
+            again = homely(bus, "b")
             again.lease = replace(again.lease, worker_id="b-2b")
             async with again.alive():
                 await serves(scheduler, "a-1a", "b-2b")
+
+
+async def test_a_worker_of_a_release_before_homes_serves_none(nats_server: LocalNats, bus: Bus) -> None:
+    """It takes jobs of `any` alone, and what went to its home would wait for a worker that steals."""
+    async with running_scheduler(nats_server, two_homes(nats_server)) as scheduler, FakeWorker(bus, "old").alive():
+        await eventually(lambda: pool_of(scheduler).workers == 1)
+        assert [home.worker_id for home in pool_of(scheduler).homes] == ["", ""]
+        async with homely(bus, "a").alive():
+            await serves(scheduler, "a-1a", "")
 
 
 async def test_the_plan_shows_what_waits_and_runs_in_each_home_and_lanes_are_their_sums(
@@ -76,7 +92,7 @@ async def test_the_plan_shows_what_waits_and_runs_in_each_home_and_lanes_are_the
 
 
 async def test_assignments_outlive_their_leader(nats_server: LocalNats, bus: Bus) -> None:
-    first, second = FakeWorker(bus, "a"), FakeWorker(bus, "b")
+    first, second = homely(bus, "a"), homely(bus, "b")
     first.lease, second.lease = replace(first.lease, home="h1"), replace(second.lease, home="h0")
     await provision_for(bus, two_homes(nats_server))
     async with first.alive(), second.alive(), running_scheduler(nats_server, two_homes(nats_server)) as scheduler:
@@ -103,7 +119,7 @@ async def test_jobs_left_in_a_home_that_the_catalogue_has_no_more_are_shown_as_n
 
 async def test_the_hot_prefixes_of_workers_are_in_the_plan(nats_server: LocalNats, bus: Bus) -> None:
     async with running_scheduler(nats_server, two_homes(nats_server)) as scheduler:
-        worker = FakeWorker(bus, "a")
+        worker = homely(bus, "a")
         worker.lease = replace(worker.lease, hot_prefixes=(7, 2**63))
         async with worker.alive():
             await eventually(lambda: pool_of(scheduler).hot_prefixes == (7, 2**63))

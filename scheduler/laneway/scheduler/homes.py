@@ -66,7 +66,8 @@ class Homes:
         return plans
 
     def _serve(self, pool: str, homes: Sequence[str], leases: Sequence[WorkerLease]) -> Mapping[str, str]:
-        workers = [each for each in leases if each.pool == pool]
+        # One of a release that has no budget takes jobs of `any` alone: what went to its home would wait for others.
+        workers = [each for each in leases if each.pool == pool and each.theta > 0.0]
         served = assign_homes(homes, workers, self._holders[pool])
         names = {each.worker_id: each.name for each in workers}
         self._holders[pool].update({home: names[worker_id] for home, worker_id in served.items()})

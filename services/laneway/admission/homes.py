@@ -119,7 +119,10 @@ class Homes:
         homes = self._known.get(pool.name)
         if homes is None:
             names = frozenset(pool.homes)
-            homes = tuple(each for each in plan.pool(pool.name).homes if each.home in names)
+            shown = plan.pool(pool.name)
+            homes = tuple(each for each in shown.homes if each.home in names)
+            if shown.workers and not any(each.worker_id for each in homes):
+                homes = ()  # workers of a release that takes jobs of no home
             self._known[pool.name] = homes
         return homes
 
