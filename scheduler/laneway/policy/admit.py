@@ -45,7 +45,7 @@ from laneway.core.lanes import Lane, VerdictKind
 from laneway.policy import eta as etas
 from laneway.policy.asking import AdmitParams, Ask, Candidate, Situation
 from laneway.policy.contract import within_reach
-from laneway.policy.eta import Load, PoolView
+from laneway.policy.eta import Load, PoolView, Rates
 from laneway.policy.feasible import Judged, audited, facts_of, judge, latest_start_of
 from laneway.policy.fire import fire_at_s
 
@@ -238,13 +238,13 @@ def _judge_parking(
         pool, view, lane, candidate.prompt_tokens, candidate.expected_tokens,
         long_tokens=candidate.long_tokens, floor=max(1e-3, params.floor),
         due_s=latest_start_of(contract, rate, candidate, params),
-        share=params.batch_share if lane is Lane.BATCH else 1.0,
+        share=params.batch_share if lane is Lane.BATCH else 1.0, rate=rate,
     )  # fmt: skip
     judged = judge(pool, contract, eta, situation, params)
     if judged.over_s <= 0.0:
-        return _accepted(ask, candidate, contract, situation, params, judged, moved=moved)
+        return _accepted(ask, candidate, contract, situation, params, judged, moved=moved, rate=rate)
     if audited(contract, judged, situation, params):
-        return _accepted(ask, candidate, contract, situation, params, judged, moved=moved, audit=True)
+        return _accepted(ask, candidate, contract, situation, params, judged, moved=moved, rate=rate, audit=True)
     message = f"the answer is expected in {judged.stated.completion_s:.1f} s, perhaps later than its deadline"
     return _saturated(ask, candidate, contract, situation, params, judged, message, judged.over_s)
 
@@ -259,10 +259,11 @@ def _accepted(
     *,
     moved: bool,
     audit: bool = False,
+    rate: Rates | None = None,
 ) -> Decision:
     pool, lane, now = candidate.pool, contract.lane, situation.now_s
     view = situation.views[pool.name]
-    rate = etas.rates(pool, view.plan, context_tokens=candidate.prompt_tokens)
+    rate = rate or etas.rates(pool, view.plan, context_tokens=candidate.prompt_tokens)
     service = rate.service_s(candidate.prompt_tokens, candidate.long_tokens)
     latest = latest_start_of(contract, rate, candidate, params)
     hold = _hold_reason(contract, view, now) if lane.may_park else ""

@@ -250,15 +250,17 @@ def parking_eta(
     long_tokens: int = 0,
     due_s: float | None = None,
     share: float = 1.0,
+    rate: Rates | None = None,
 ) -> Eta:
     """Of a deferrable or batch job behind the work of its own lane that is due by `due_s` (Unix; its latest start;
     None: behind all) and of the parking lanes above it.
 
-    `share`: of what parking lanes get, its lane's least while those above have work; 1: it has none. A pool without
-    workers is expected to have its planned ones after its load time.
+    `share`: of what parking lanes get, its lane's least while those above have work; 1: it has none. `rate`: as `rates`
+    has it for this prompt, where that is known. A pool without workers is expected to have its planned ones after its
+    load time.
     """
     plan = view.plan
-    rate = rates(pool, plan, context_tokens=prompt_tokens)
+    rate = rate or rates(pool, plan, context_tokens=prompt_tokens)
     service = rate.service_s(prompt_tokens, completion_tokens)
     each = device_s(pool, service)
     mean = device_s(pool, plan.service_s or service)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import structlog
+from prometheus_client import Counter as PrometheusCounter
 
 from laneway.core.clock import Clock
 from laneway.core.fleet import Plan, PoolPlan, WorkerLease
@@ -46,6 +48,11 @@ _reasons = metrics.counter(
 )
 _holds = metrics.counter("laneway_hold_reasons_total", "Jobs held when parked, by reason.", ("lane", "pool", "reason"))
 _outcomes = metrics.counter("laneway_releases_total", "Releases tried.", ("lane", "pool", "outcome"))
+
+
+@lru_cache(1024)  # looking a counter up costs more than counting
+def _hold_count(lane: Lane, pool: str, reason: str) -> PrometheusCounter:
+    return _holds.labels(lane=lane.value, pool=pool, reason=reason)
 
 
 class Releaser:
@@ -160,7 +167,7 @@ class Releaser:
             park = self._parking.index.get(job)
             if park is not None:
                 step = self.held_because(park, plan)
-                _holds.labels(lane=park.lane.value, pool=park.pool, reason=step.reason).inc()
+                _hold_count(park.lane, park.pool, step.reason).inc()
                 self._decisions.add(job, step)
 
     async def _act(self, release: Release) -> None:
