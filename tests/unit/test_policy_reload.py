@@ -132,6 +132,14 @@ async def test_no_file_however_bad_ends_the_reading(tmp_path: Path, monkeypatch:
         await eventually(lambda: watched.weight == 5.0)
 
 
+async def test_what_is_published_of_a_bad_file_holds_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with reading(tmp_path / "laneway.toml", monkeypatch) as watched:
+        watched.path.write_text('[nats]\nurl = ["nats://me:hunter2@a:4222", "nats://me:hunter2@b:4222"]\n')
+        await eventually(lambda: "nats.url" in watched.reload.refused)
+        assert "hunter2" not in watched.reload.refused
+        assert "a:4222" in watched.reload.refused
+
+
 # --- versions ----------------------------------------------------------------------------------------
 
 CLOCK = ManualClock(wall_s=1000.0)

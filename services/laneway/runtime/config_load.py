@@ -7,6 +7,7 @@ with a ConfigError that names the key, the value, where it came from and what is
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ RESERVED_ENV = frozenset(
     }
 )
 
+_LOGIN = re.compile(r"://[^/@\s]*@")  # in an address: what is wrong with the settings is logged and published
 _UNKNOWN_FIELD = "Object contains unknown field `"
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -272,7 +274,7 @@ def _unknown(key: str, prefix: str, fields: Mapping[str, object], origin: str) -
 
 
 def _shown(raw: object) -> str:
-    text = repr(raw)
+    text = _LOGIN.sub("://...@", repr(raw))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
