@@ -18,6 +18,7 @@ from laneway.policy.affinity import (
     affinity_key,
     assign_homes,
     choose_home,
+    home_again,
     merge_hot,
     others_at,
     prefix_hash,
@@ -184,6 +185,13 @@ def test_more_homes_than_workers_leave_homes_unserved_and_more_workers_serve_non
 @pytest.mark.parametrize("state", [WorkerState.STARTING, WorkerState.DRAINING, WorkerState.BROKEN])
 def test_only_a_ready_worker_serves_a_home(state: WorkerState) -> None:
     assert assign_homes(homes_of(2), [lease("a", state=state), lease("b")], {"h0": "a", "h1": "b"}) == {"h1": "b-0"}
+
+
+def test_a_job_goes_back_to_its_workers_home_or_to_one_that_is_served():
+    homes = (HomePlan("h0", "w0"), HomePlan("h1", "w1"), HomePlan("h2"), HomePlan("a-stray-consumer", ready=1))
+    assert home_again("key", homes, "w1") == "h1"
+    assert {home_again(f"key{i}", homes, "spare") for i in range(50)} == {"h0", "h1"}
+    assert home_again("key", homes[2:], "spare") == ""
 
 
 def test_a_worker_that_restarts_under_its_name_gets_its_home_again() -> None:
