@@ -126,8 +126,8 @@ def others_at(home: HomePlan, own_least: int, own_most: int) -> int:
 
 def home_again(key: str, homes: Sequence[HomePlan], worker_id: str) -> str:
     """The home of a job that goes back among the parked after `worker_id` ran it: that worker's own, whose cache holds
-    its prompt and what it answered so far; where it has none, the heaviest that is served, by weight alone: one that was
-    taken away is in the plan until it is empty, and serves nobody. Empty without a key."""
+    its prompt and what it answered so far; where it has none, the heaviest of those that are served, by weight alone:
+    one that was taken away is in the plan until it is empty. Empty without a key."""
     if not key or len(homes) < 2:
         return ""
     ours = next((each.home for each in homes if each.worker_id == worker_id), "")
