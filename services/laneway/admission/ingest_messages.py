@@ -64,8 +64,9 @@ def _bad_field(tree: Mapping[str, object], message: type[Message], path: str) ->
             json_format.ParseDict({key: value}, message())
         except (json_format.ParseError, RecursionError):
             inner = cast(Any, field.message_type)  # the stubs have two names for its type
-            ours = inner is not None and inner.file.package == message.DESCRIPTOR.file.package
-            nested = GetMessageClass(inner) if ours and not inner.GetOptions().map_entry else None
+            nested = None
+            if inner and inner.file.package == message.DESCRIPTOR.file.package and not inner.GetOptions().map_entry:
+                nested = GetMessageClass(inner)
             return _bad_value(value, nested, f"{path}{field.name}", repeated=field.is_repeated)
     return None
 
