@@ -97,21 +97,21 @@ def latest_start_of(contract: Contract, rate: Rates, candidate: Candidate, param
 
 
 def facts_of(judged: Judged, contract: Contract) -> tuple[tuple[str, str], ...]:
-    """For people: the numbers of a verdict, spans in seconds."""
+    """For people: the numbers of a verdict, spans in seconds. What is 0 is left out, but for the wait: each is stored
+    with the job, twice."""
     eta, (ttft, completion) = judged.eta, judged.fits
-    facts = [
-        ("wait_s", f"{eta.wait_s:.4g}"),
-        ("wait_sigma_s", f"{eta.wait_sigma_s:.3g}"),
-        ("service_s", f"{eta.service_s:.4g}"),
-        ("longer_s", f"{eta.longer_s:.3g}"),
-        ("ahead_jobs", f"{eta.ahead_jobs:.3g}"),
-        ("ahead_tokens", f"{eta.ahead_tokens:.4g}"),
-        ("capacity", f"{eta.capacity:.3g}"),
-    ]
+    facts = [("wait_s", f"{eta.wait_s:.4g}"), ("service_s", f"{eta.service_s:.4g}")]
+    numbers = (
+        ("wait_sigma_s", eta.wait_sigma_s),
+        ("longer_s", eta.longer_s),
+        ("ahead_jobs", eta.ahead_jobs),
+        ("ahead_tokens", eta.ahead_tokens),
+        ("ahead_device_s", eta.ahead_device_s if contract.lane.may_park else 0.0),
+        ("capacity", eta.capacity),
+    )
+    facts += [(name, f"{value:.4g}") for name, value in numbers if value]
     if contract.lane is Lane.PRIORITY:
         facts.append(("target_s", f"{contract.ttft_target_s:g}"))
-    else:
-        facts.append(("ahead_device_s", f"{eta.ahead_device_s:.4g}"))
     if ttft.samples:
         facts.append(("ttft_fit", f"{ttft.p50:.3g} {ttft.p90:.3g}"))
     if completion.samples:

@@ -34,7 +34,7 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     # simulated
     pace_s: PaceSeconds = 0.01  # length of a step where no profile is given
     profile: str = ""  # name of a packaged GPU profile, or path of a JSON file
-    paged: bool = False  # hand KV out as answers grow and compute the newest again where there is none left; else reserve
+    paged: bool = False  # hand KV out as answers grow, and compute the newest again where none is left; else reserve
     alphabet: Literal["words", "unicode"] = "words"  # lower-case ASCII, or characters of one to four bytes among it
     eos_mean_tokens: MeanTokens = 0.0  # mean length at which answers end by themselves; 0: they go on to max_tokens
     fault_error_token_id: int = -1  # a prompt with this id ends with an engine error

@@ -33,7 +33,7 @@ from laneway.workers.sequences import SequenceOwner, Sequences
 from laneway.workers.tpots import LIVE_TOKENS_MIN, Tpot, Tpots
 
 RECENT_S = 5.0  # priority counts as near for so long after it was here
-WHOLE_AFTER_S = 30.0  # a prompt that no slice can carry goes whole then, as on a pool marked bulk: others wait behind it
+WHOLE_AFTER_S = 30.0  # a prompt that no slice can carry goes whole then, as on a bulk pool: others wait behind it
 PHI_WEIGHT = 0.02  # of the newest step; about the last 50 count
 BLOCK_TOKENS = 32  # of a prefix cache whose engine does not say: the largest that those in use have
 REMAINING_TOKENS_MIN = 32  # a run goes on for as long as it was, or for so many tokens
