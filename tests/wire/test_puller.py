@@ -149,7 +149,7 @@ async def test_a_message_without_an_acknowledgement_comes_again_and_progress_hol
 async def test_a_body_that_is_no_job_is_told_when_it_is_looked_at(provisioned_bus: Bus):
     await provisioned_bus.store(subjects.ready(REGION, LANE, POOL, TENANT, "j"), b"\xff\xff")
     async with puller_of(provisioned_bus) as puller:
-        (delivery,) = await puller.pull(1)
+        (delivery,) = await puller.pull(1, wait_s=2.0)
         assert delivery.record_sequence == 0
         with pytest.raises(UnreadableMessage):
             _ = delivery.job

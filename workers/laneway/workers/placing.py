@@ -61,7 +61,11 @@ class Placing:
         self._waits = Waits()
 
     async def start_staged(self, lane: Lane, views: list[LaneView]) -> None:
-        staged = self._staging.pop(lane)
+        staged = self._staging.jobs[lane]
+        staged.ask = self._seats.ask(staged.job)  # longer answers may have been learned since it was put by
+        if not self._seats.fits(staged.ask):
+            return
+        self._staging.pop(lane)
         if not await self._is_duplicate(staged.delivery, staged.job.record.job_id, lane):
             self._launch(staged.delivery, staged.job, views)
 
