@@ -36,16 +36,13 @@ from laneway.runtime.settings import (
     Settings,
 )
 from laneway.workers.engines import child
+from tests.support.drill_count import NOT_LIVE
 from tests.support.nats import REGION, connected, eventually, nats_settings
 from tests.support.recording_host import RECORD_FILE, Aborted, Added, Entry, Step
 
 TENANT = "default"  # of callers on this host where no tokens are configured
 ROOT = Path(__file__).parents[2]
 # Ends of the names of gauges that say what there is or should be, not what is live.
-_NOT_LIVE = (
-    "_capacity_slots", "_capacity_tokens", "_desired_workers", "_created", "_used_ratio", "_skew_seconds",
-    "_policy_version", "_refused_state", "_credit_tokens", "_theta_ratio", "_prefill_ratio",
-)  # fmt: skip
 _Serve = Callable[[Settings, asyncio.Event], Awaitable[None]]
 
 
@@ -150,7 +147,7 @@ class LocalRegion:
         text = await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=10).read().decode())
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
-            if family.type == "gauge" and not family.name.endswith(_NOT_LIVE):
+            if family.type == "gauge" and not family.name.endswith(NOT_LIVE):
                 found[family.name] = sum(sample.value for sample in family.samples)
         return found
 

@@ -75,10 +75,11 @@ class Inflow:
 
 
 def _add(seen: _Seen, rate: float, gap_s: float, age_s: float) -> None:
-    """A plain mean until it is as old as its memory."""
+    """A plain mean until it is as old as its memory, after MEMORY_S without anything: thousands of jobs that come at
+    once into a pool at rest are no load that goes on, and were taken for one when their second was all that counted."""
 
     def weight(memory_s: float) -> float:
-        return max(1.0 - math.exp(-gap_s / memory_s), min(1.0, gap_s / age_s))
+        return max(1.0 - math.exp(-gap_s / memory_s), gap_s / (MEMORY_S + age_s))
 
     seen.fast += weight(FAST_S) * (rate - seen.fast)
     seen.rate += weight(MEMORY_S) * (rate - seen.rate)
