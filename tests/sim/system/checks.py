@@ -260,8 +260,9 @@ def _left_on_the_server(region: Region) -> Iterator[str]:
 
 
 def _may_be_orphaned(region: Region) -> bool:
-    """A door that died between object and record leaves one, which a sweep removes after hours."""
-    return any(host.dead for host in region.doors)
+    """A door that died between object and record leaves one, which a sweep removes after hours; and so does one that
+    lost NATS there, and found it again after the job had been given up."""
+    return region.nats_died or any(host.dead for host in region.doors)
 
 
 def _alive(region: Region) -> set[str]:

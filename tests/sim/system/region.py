@@ -154,6 +154,7 @@ class Region:
         self.server.on_removed = self.history.removed
         self.engines = EngineBook()
         self.loop = loop
+        self.nats_died = False  # for a while
         self.undisturbed = False  # there are no faults, and no prompt that an engine dies of
         self.troubled: list[tuple[float, float]] = []  # from when till when something was wrong with NATS or on the way
         self.calm_since_s: float | None = None  # the loop's time from which on there were no faults

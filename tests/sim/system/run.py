@@ -78,6 +78,7 @@ async def _simulate(seed: int, shape: Shape, asks: int, faults: int, log: list[s
         await region.start()
         callers = Callers(region, draw_asks(seed, asks, ASKS_S))
         plan = Faults(region, draw_faults(seed, [host.name for host in region.hosts], faults, FAULTS_S))
+        region.nats_died = any(fault.kind == "nats_kill" for fault in plan.faults)
         region.undisturbed = not plan.faults and not any(CRASH_ID in ask.prompt for ask in callers.asks)
         complaints = await _trouble_and_peace(region, callers, plan, log)
         complaints += check_all(region, callers.asks)
