@@ -19,12 +19,13 @@ from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import PullParams
 from laneway.runtime.puller import LanePuller
 from laneway.workers.engines.protocol import EngineCapacity
-from laneway.workers.floor import Floor, Gate, PlainGate
+from laneway.workers.floor import Floor, Gate
 from laneway.workers.homes import Homes
 from laneway.workers.ledger import Seat, Seats
 from laneway.workers.pulling import PullLoop
 from laneway.workers.sources import Sources
 from tests.support.nats import POOL, make_record, small_catalogue
+from tests.support.plain_gate import PlainGate
 
 ME = "me"
 _numbers = itertools.count(1)
@@ -218,13 +219,13 @@ def loop_of(
     params: PullParams | None = None,
 ) -> PullLoop:
     world = world or World()
-    params = params or PullParams(priority_reserved_slots=reserved, lower_prefills_max=64)
+    pull = params or PullParams()
     return PullLoop(
         world.sources(servers),
         seats,
         cast(Floor, floor or PlainFloor(seats)),
-        gate or PlainGate(lambda: 0, lambda: params),
-        lambda: params,
+        gate or PlainGate(reserved=reserved),
+        lambda: pull,
         world.clock,
         ack_wait_s=dict.fromkeys(LANES, 3.0),
         fallback_s=0.01,

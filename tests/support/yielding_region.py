@@ -24,7 +24,7 @@ from laneway.policy.pull import PullParams
 from laneway.runtime.bells import Ring
 from laneway.runtime.puller import Delivery, LanePuller
 from laneway.workers.engines.protocol import EngineCapacity
-from laneway.workers.floor import Floor, PlainGate
+from laneway.workers.floor import Floor
 from laneway.workers.homes import Homes
 from laneway.workers.ledger import Seat, Seats
 from laneway.workers.outcomes import Kind, Outcome
@@ -34,6 +34,7 @@ from laneway.workers.runs import Runs
 from laneway.workers.sources import Sources
 from laneway.workers.yielding import Yielding
 from tests.support.nats import POOL, make_record, small_catalogue
+from tests.support.plain_gate import PlainGate
 
 TOKEN_S = 0.02  # of one sequence
 LONG = 3000  # tokens: a job of 60 s
@@ -227,7 +228,7 @@ class Region:
             self._sources(pool),
             seats,
             cast(Floor, floor),
-            PlainGate(floor.lower_prefills, lambda: self._pull),
+            PlainGate(floor.lower_prefills),
             lambda: self._pull,
             CLOCK,
             ack_wait_s=dict.fromkeys(LANES, 3.0),
@@ -295,7 +296,7 @@ class Region:
 async def region_of(
     workers: int, slots: int, *, preempt: PreemptParams = YIELDING, floor_turns: int = 0
 ) -> AsyncIterator[Region]:
-    pull = PullParams(floor_turns=floor_turns, lower_prefills_max=64)
+    pull = PullParams(floor_turns=floor_turns)
     async with asyncio.TaskGroup() as tasks:
         region = Region(tasks, slots=slots, preempt=preempt, pull=pull)
         for _ in range(workers):

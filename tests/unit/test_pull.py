@@ -253,8 +253,6 @@ def test_a_lane_with_a_job_at_its_latest_start_has_its_floor_whatever_priority_m
         {"floor_turns": 1},
         {"floor_turns": -3},
         {"deferrable_per_batch": 0},
-        {"priority_reserved_slots": -1},
-        {"lower_prefills_max": 0},
     ],
 )
 def test_params_out_of_range_are_refused(params: dict[str, int]):

@@ -25,7 +25,6 @@ from laneway.core.job import (
     Usage,
     answer_tokens,
     by_reference,
-    tokens_of,
 )
 from laneway.core.lanes import FinishReason, JobState
 from laneway.core.objects import TASK, ObjectName, ObjectRef, result_kind
@@ -45,6 +44,7 @@ from laneway.runtime.wire.records import (
 from laneway.runtime.wire.responses import finished_of, record_to_job
 from laneway.v1 import admission_pb2, bus_pb2
 from tests.support.nats import make_job, make_record
+from tests.support.pulling import seats_of
 
 REF = ObjectRef("acme/local-job1/task/65000000-65000100-0a0b0c0d", 700_000, bytes(range(32)))
 RESULT = Result("héllo", (5, 6, 7), (1, 0, 4), FinishReason.STOP, Usage(3, 1, 3, 0.5), (TokenLogprob(-0.5),) * 3)
@@ -100,7 +100,7 @@ def test_a_lane_message_by_reference_is_read_back_and_says_no_task():
     assert (message.schema, message.record.schema) == (SCHEMA_BY_REFERENCE, SCHEMA)
     assert not message.HasField("task")
     assert len(data) < 1024
-    assert tokens_of(job) == 200_016
+    assert seats_of(8).ask(job).tokens == 200_016, "and what room it needs is in its record"
 
 
 def test_what_refers_to_nothing_keeps_the_schema_that_older_releases_read():

@@ -13,7 +13,7 @@ from laneway.core.errors import ConfigError
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import PullParams
 from laneway.runtime.engine_options import EngineOptions
-from laneway.runtime.params import pull_params
+from laneway.runtime.params import headroom_params, interference_params, pull_params
 from laneway.runtime.settings import PolicySettings, Settings, WorkerSettings
 from laneway.workers.ackwait import AckWait
 from laneway.workers.engine_keeper import RESTART_WINDOW_S, RESTARTS_MAX, restart_delay_s
@@ -169,21 +169,27 @@ def test_a_short_prompt_says_only_how_fast_prefill_is_at_least(prior: float, rat
 
 
 @pytest.mark.parametrize(
-    ("policy", "slots", "params"),
+    ("policy", "slots", "params", "reserved", "prefills_max"),
     [
-        (PolicySettings(), 8, PullParams(10, 4, 1, 1)),
-        (PolicySettings(), 3, PullParams(10, 4, 0, 1)),
-        (PolicySettings(lower_lane_floor=0.0), 8, PullParams(0, 4, 1, 1)),
-        (PolicySettings(lower_lane_floor=0.9, priority_reserved_slots=3), 8, PullParams(2, 4, 3, 1)),
+        (PolicySettings(), 8, PullParams(10, 4), 1, 1),
+        (PolicySettings(), 3, PullParams(10, 4), 0, 1),
+        (PolicySettings(lower_lane_floor=0.0), 8, PullParams(0, 4), 1, 1),
+        (PolicySettings(lower_lane_floor=0.9, priority_reserved_slots=3), 8, PullParams(2, 4), 3, 1),
         (
             PolicySettings(deferrable_weight=1.0, batch_weight=2.0, lower_lane_prefills_max=5),
             8,
-            PullParams(10, 1, 1, 5),
+            PullParams(10, 1),
+            1,
+            5,
         ),
     ],
 )
-def test_shares_become_counts_of_jobs(policy: PolicySettings, slots: int, params: PullParams):
-    assert pull_params(policy, slots) == params
+def test_shares_become_counts_of_jobs(
+    policy: PolicySettings, slots: int, params: PullParams, reserved: int, prefills_max: int
+):
+    assert pull_params(policy) == params
+    assert headroom_params(policy, slots).slots_min == reserved
+    assert interference_params(policy).lower_prefills_max == prefills_max
 
 
 def test_a_worker_refuses_a_pool_that_is_not_in_the_catalogue():

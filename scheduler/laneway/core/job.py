@@ -392,10 +392,3 @@ class ReferredJob(Struct, frozen=True):
 
 
 QueuedJob = LaneJob | ReferredJob
-
-
-def tokens_of(job: QueuedJob) -> int:
-    """Of prompt and answer together: what the job needs room for."""
-    if isinstance(job, LaneJob):
-        return len(job.task.prompt_ids) + job.task.sampling.max_tokens
-    return job.record.prompt_tokens + job.record.max_tokens

@@ -151,6 +151,3 @@ class Gathering:
     def holds(self, park: ParkSubject) -> bool:
         group = self._groups.get((park.pool, park.lane, park.group))
         return group is not None and any(each.job == park.job for each in group.parks)
-
-    def next_flush_s(self) -> float | None:
-        return self._flushes[0][0] if self._flushes else None

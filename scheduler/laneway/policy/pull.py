@@ -40,18 +40,12 @@ from laneway.core.lanes import Lane
 class PullParams:
     floor_turns: int = 10  # of so many started jobs one is a lower lane's while these wait; 0: no floor
     deferrable_per_batch: int = 4  # deferrable jobs for each batch job while both wait
-    priority_reserved_slots: int = 0  # lower lanes leave these free; what a plain gate says
-    lower_prefills_max: int = 1  # lower-lane jobs of a worker without their first token; of a plain gate
 
     def __post_init__(self) -> None:
         if not (self.floor_turns == 0 or self.floor_turns >= 2):
             raise ValueError("floor_turns must be 0 or at least 2")
         if not self.deferrable_per_batch >= 1:
             raise ValueError("deferrable_per_batch must be at least 1")
-        if not self.priority_reserved_slots >= 0:
-            raise ValueError("priority_reserved_slots must be at least 0")
-        if not self.lower_prefills_max >= 1:
-            raise ValueError("lower_prefills_max must be at least 1")
 
 
 class LaneView(Struct, frozen=True):

@@ -38,7 +38,7 @@ def check_params(policy: PolicySettings) -> None:
         lambda: fire_params(policy),
         lambda: admit_params(policy, AdmissionSettings()),
         lambda: release_params(policy, 1.0),
-        lambda: pull_params(policy, 1),
+        lambda: pull_params(policy),
         lambda: preempt_params(policy),
         lambda: desired_params(policy),
         lambda: overload_params(policy),
@@ -98,17 +98,12 @@ def desired_params(policy: PolicySettings) -> DesiredParams:
     return DesiredParams(tpot_s=policy.priority.tpot_target_s, batch_workers_max=policy.batch_workers_max)
 
 
-def pull_params(policy: PolicySettings, slots: int) -> PullParams:
-    """Shares as counts of jobs. `slots`: of the worker."""
+def pull_params(policy: PolicySettings) -> PullParams:
+    """Shares as counts of jobs."""
     floor = policy.lower_lane_floor
-    reserved = policy.priority_reserved_slots
-    if reserved is None:
-        reserved = 1 if slots >= RESERVE_FROM_SLOTS else 0
     return PullParams(
         floor_turns=max(2, round(1.0 / floor)) if floor > 0.0 else 0,
         deferrable_per_batch=max(1, round(policy.deferrable_weight / policy.batch_weight)),
-        priority_reserved_slots=reserved,
-        lower_prefills_max=policy.lower_lane_prefills_max,
     )
 
 
@@ -135,7 +130,9 @@ def interference_params(policy: PolicySettings) -> InterferenceParams:
 
 def headroom_params(policy: PolicySettings, slots: int) -> HeadroomParams:
     """`slots`: of the worker."""
-    floor = pull_params(policy, slots).priority_reserved_slots
+    floor = policy.priority_reserved_slots
+    if floor is None:
+        floor = 1 if slots >= RESERVE_FROM_SLOTS else 0
     return HeadroomParams(window_s=policy.headroom_window_s, z=policy.headroom_z, slots_min=floor)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from laneway.core.job import QueuedJob
 from laneway.core.lanes import Lane
-from laneway.policy.pull import PullParams
 from laneway.runtime.puller import Delivery
 
 
@@ -67,33 +65,6 @@ class Gate(Protocol):
     def why(self) -> str:
         """UPPER_SNAKE reason while `lower_places` is 0: BUDGET, GUARD, TPOT, HEADROOM."""
         ...
-
-
-class PlainGate:
-    """Without measurements: so many lower-lane prompts at a time, and a fixed number of slots for priority."""
-
-    def __init__(self, lower_prefills: Callable[[], int], params: Callable[[], PullParams]) -> None:
-        """`lower_prefills`: lower-lane jobs here without their first token."""
-        self._lower_prefills = lower_prefills
-        self._params = params
-
-    def lower_places(self) -> int:
-        return max(0, self._params().lower_prefills_max - self._lower_prefills())
-
-    def floor_places(self) -> int:
-        return self.lower_places()
-
-    def reserved_slots(self) -> int:
-        return self._params().priority_reserved_slots
-
-    def reserved_kv_tokens(self) -> int:
-        return 0
-
-    def look_in_s(self) -> float | None:
-        return None
-
-    def why(self) -> str:
-        return "GUARD"
 
 
 class Relief(Protocol):

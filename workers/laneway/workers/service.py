@@ -213,7 +213,6 @@ class Worker:
             prefix_cache=self._reuses,
         )
         self.sequences.followers_max = seats.slots
-        params = self.policy.derive(lambda values: pull_params(values, options.slots or options.pool.slots))
         runs = self.runs = Runs(self._bench, seats, self._disposal, self._references, self._spawn, self._run_left)
         self.budget.started(capacity, seats, runs.lower_prefills)
         async with contextlib.AsyncExitStack() as stack:
@@ -224,7 +223,7 @@ class Worker:
                 seats,
                 runs,
                 self.budget,
-                params,
+                self.policy.derive(pull_params),
                 self._clock,
                 ack_wait_s=options.ack_wait_s,
                 fallback_s=options.pull_fallback_s,
