@@ -46,7 +46,7 @@ class Objects:
 def fetch_of() -> Fetch:
     job = ReferredJob(make_record(), ObjectRef("t/j/task", 1, b""))
     return Fetch(
-        job, cast(Any, HeldDelivery()), Seat(Lane.BATCH, KvAsk(16, 16)), AckWait.begin(30.0, 0.0, 0), kept=False
+        job, cast(Any, HeldDelivery()), Seat(Lane.BATCH, KvAsk(16, 16), 32), AckWait.begin(30.0, 0.0, 0), kept=False
     )
 
 

@@ -153,7 +153,7 @@ def started(turns: Turns, lane: Lane, jobs: int, lanes: Sequence[LaneView]) -> T
     if jobs <= 0:
         return turns
     if lane is Lane.PRIORITY:
-        return Turns(turns.priority_run + jobs if _lower_waits(lanes) else 0, turns.deferrable_run)
+        return Turns(turns.priority_run + jobs if lower_waits(lanes) else 0, turns.deferrable_run)
     if lane is Lane.DEFERRABLE:
         return Turns(0, turns.deferrable_run + jobs if _wants(lanes, Lane.BATCH) else 0)
     return Turns(0, 0)
@@ -198,7 +198,7 @@ def _room_for(lane: Lane, room: Room, due: frozenset[Lane]) -> tuple[int, int]:
 def _batch(lane: Lane, most: int, lanes: Sequence[LaneView], room: Room, turns: Turns, params: PullParams) -> int:
     """How many to ask for: no more than fit whatever their size, nor beyond the next lane's turn."""
     if lane is Lane.PRIORITY:
-        if params.floor_turns and _lower_waits(lanes) and not room.overloaded:
+        if params.floor_turns and lower_waits(lanes) and not room.overloaded:
             most = min(most, params.floor_turns - 1 - turns.priority_run)
     elif _wants(lanes, Lane.PRIORITY):
         most = 1
@@ -209,7 +209,8 @@ def _batch(lane: Lane, most: int, lanes: Sequence[LaneView], room: Room, turns: 
     return max(1, most)
 
 
-def _lower_waits(lanes: Sequence[LaneView]) -> bool:
+def lower_waits(lanes: Sequence[LaneView]) -> bool:
+    """Whether a lower lane may have a job to start."""
     return _wants(lanes, Lane.DEFERRABLE) or _wants(lanes, Lane.BATCH)
 
 

@@ -53,6 +53,7 @@ class Seat:
 
     lane: Lane
     ask: KvAsk
+    whole_blocks: int  # prompt and limit of all its sequences
     made: Callable[[], int] = lambda: 0  # tokens of its answer so far
 
 
@@ -101,7 +102,7 @@ class Seats:
     def need(self, ask: KvAsk) -> int:
         """KV tokens by which the peak rises when it joins what runs now. With too few slots for its sequences, one more
         than there are: a request with several answers lacks room in another way."""
-        need = self._more_with(Seat(Lane.PRIORITY, ask))
+        need = self._more_with(self._seat(Lane.PRIORITY, ask))
         return need if ask.sequences <= max(1, self.slots_free) else max(need, self.kv_tokens_free + 1)
 
     def can_ever_fit(self, ask: KvAsk) -> bool:
@@ -118,7 +119,7 @@ class Seats:
     def take(self, lane: Lane, ask: KvAsk) -> Seat:
         """A seat. The caller has asked `fits`, and sets `made` once there is something to count."""
         assert self.fits(ask), f"no room for {ask}"
-        seat = Seat(lane, ask)
+        seat = self._seat(lane, ask)
         self._add(seat)
         return seat
 
@@ -170,7 +171,7 @@ class Seats:
         if seat not in self._live:
             return 0
         if not self._predicts:
-            return self._whole_blocks(seat.ask) * self.block_tokens
+            return seat.whole_blocks * self.block_tokens
         self._remove(seat)
         try:
             return self._more_with(seat)
@@ -220,7 +221,12 @@ class Seats:
     def _capacity_blocks(self) -> int:
         return self._capacity.kv_tokens // self.block_tokens
 
+    def _seat(self, lane: Lane, ask: KvAsk) -> Seat:
+        return Seat(lane, ask, self._whole_blocks(ask))
+
     def _peak(self) -> int:
+        if not self._predicts:  # asked a dozen times a job: nothing grows, so there is nothing to order
+            return sum(seat.whole_blocks for seat in self._live) + self._shared_blocks
         return peak_blocks(map(self._growth, self._live), self._shared_blocks)
 
     def _more_with(self, seat: Seat) -> int:
@@ -233,7 +239,7 @@ class Seats:
 
     def _growth(self, seat: Seat) -> Growth:
         ask, made, block = seat.ask, seat.made(), self.block_tokens
-        whole = self._whole_blocks(ask)
+        whole = seat.whole_blocks
         if not self._predicts:
             return Growth(whole, 0, ask.sequences)
         if ask.sequences == 1:

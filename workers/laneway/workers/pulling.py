@@ -28,6 +28,7 @@ from laneway.policy.pull import (
     PullParams,
     Room,
     Start,
+    lower_waits,
     next_step,
     short_of_room,
 )
@@ -233,7 +234,7 @@ class PullLoop:
             views = self._views()
             room = self._room(views)
             step = next_step(views, room, self._placing.turns, self._params())
-            self._held_back = room.lower_places <= 0
+            self._held_back = lower_waits(views) and room.lower_places <= 0
             if step is None:
                 self._look_with_others(views, room)
                 return
@@ -249,7 +250,7 @@ class PullLoop:
     def _look_with_others(self, views: list[LaneView], room: Room) -> None:
         """When room or jobs for us may come without a sound."""
         looks = []
-        if any(view.wants for view in views if view.lane is not Lane.PRIORITY):
+        if lower_waits(views):
             looks.append(self._gate.look_in_s())
         if room.slots > 0:
             looks.append(self._sources.look_in_s())
@@ -334,18 +335,19 @@ class PullLoop:
         return self._seats.slots_free > 0 and self._seats.kv_tokens_free > 0
 
     def _room(self, views: list[LaneView]) -> Room:
-        seats, gate = self._seats, self._gate
+        """What concerns lower lanes alone is asked only where one waits: it is not free, and priority is in a hurry."""
+        seats, gate, lower = self._seats, self._gate, lower_waits(views)
         room = Room(
             seats.slots_free,
             seats.kv_tokens_free,
             seats.largest,
-            lower_places=gate.lower_places(),
-            floor_places=gate.floor_places(),
+            lower_places=gate.lower_places() if lower else 0,
+            floor_places=gate.floor_places() if lower else 0,
             reserved_slots=gate.reserved_slots(),
             reserved_kv_tokens=self._placing.reserve(
                 max(v.staged_tokens or 0 for v in views if v.lane is not Lane.PRIORITY)
             ),
             held=self._held.slots,
-            overloaded=self._placing.overloaded(),
+            overloaded=lower and self._placing.overloaded(),
         )
         return replace(room, yields=True) if self._yields(views, room) else room
