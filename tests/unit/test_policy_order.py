@@ -296,7 +296,7 @@ def lane_views(draw: st.DrawFn) -> tuple[list[pull.LaneView], list[pull.LaneView
     return views, draw(st.permutations(views))
 
 
-@covers("pull.next_step", "pull.short_of_room", "pull.started", "pull.floor_is_due")
+@covers("pull.next_step", "pull.lower_waits", "pull.short_of_room", "pull.started", "pull.floor_is_due")
 @given(
     views=lane_views(),
     lane=lanes,
@@ -315,6 +315,7 @@ def test_what_a_worker_does_next(
     turns, params = pull.Turns(*runs), pull.PullParams()
     for decide in (
         lambda found: pull.next_step(found, room, turns, params),
+        lambda found: pull.lower_waits(found),
         lambda found: pull.short_of_room(found, room),
         lambda found: pull.started(turns, lane, 1, found),
         lambda found: pull.floor_is_due(found, turns, params, overloaded=flags[0]),
