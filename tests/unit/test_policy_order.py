@@ -315,7 +315,7 @@ def test_what_a_worker_does_next(
     turns, params = pull.Turns(*runs), pull.PullParams()
     for decide in (
         lambda found: pull.next_step(found, room, turns, params),
-        lambda found: pull.lower_waits(found),
+        pull.lower_waits,
         lambda found: pull.short_of_room(found, room),
         lambda found: pull.started(turns, lane, 1, found),
         lambda found: pull.floor_is_due(found, turns, params, overloaded=flags[0]),

@@ -1,8 +1,8 @@
 """The interference budget of one worker: policy.interference applied to what its engine has and does.
 
-Owns the entries of all runs that asked for the engine, credit, theta, and what is learned of step times, of priority's
-tokens and of its arrivals. Fed with every step of the engine, before their owners are told; asked by the pull loop (it
-is its Gate) and by entries (prewarm). All of it on the event loop, and nothing waits.
+Owns the entries of all runs that asked for the engine (entries.py), credit, theta, and what is learned of step times,
+of priority's tokens and of its arrivals. Fed with every step of the engine, before their owners are told; asked by the
+pull loop (it is its Gate) and by entries (prewarm). All of it on the event loop, and nothing waits.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
-
-from msgspec import Struct
 
 from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
@@ -26,6 +24,7 @@ from laneway.runtime.live_policy import LivePolicy
 from laneway.runtime.params import headroom_params, interference_params
 from laneway.workers import metrics
 from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStats
+from laneway.workers.entries import Entries, Near
 from laneway.workers.ledger import Seats
 from laneway.workers.prefixes import KnownPrefixes
 from laneway.workers.prewarm import Entry
@@ -38,14 +37,6 @@ PHI_WEIGHT = 0.02  # of the newest step; about the last 50 count
 BLOCK_TOKENS = 32  # of a prefix cache whose engine does not say: the largest that those in use have
 REMAINING_TOKENS_MIN = 32  # a run goes on for as long as it was, or for so many tokens
 COST_MIN, COST_CAP = 0.5, 3.0  # of its tokens, what a slice may be charged by the time it took
-
-
-class Near(Struct, frozen=True):
-    """The tightest contracts of the priority jobs that are here, or were last."""
-
-    tpot_target_s: float
-    ttft_target_s: float
-    strict: bool = False
 
 
 class Budget:
@@ -61,7 +52,7 @@ class Budget:
         self._clock = clock
         self._sequences = sequences
         self._reuses = prefix_cache
-        self._entries: dict[Entry, None] = {}  # in the order in which they came
+        self._entries = Entries()
         self._seats: Seats | None = None
         self._lower_prefills: Callable[[], int] = lambda: 0
         self._headroom = policy_now.derive(lambda values: headroom_params(values, pool.slots))
@@ -76,13 +67,15 @@ class Budget:
         self.credit = 0.0
         self.phi_priority = 0.0
         self._credit_s = clock.monotonic()
-        self._near: Near | None = None
+        self._near: Near | None = None  # of the priority jobs that are here, or were last
         self._near_s = -math.inf
         self._theta_s = clock.monotonic()
         self._tpots = Tpots()
         self._load: Load | None = None
         self._why = policy.OPEN
         self._pumping = False
+        self._protected = metrics.PROTECTED.labels(pool.name)
+        self._granted = metrics.GRANTED.labels(pool.name)
         policy_now.on_change(self._settings_changed)
 
     def _settings_changed(self) -> None:
@@ -116,7 +109,7 @@ class Budget:
             waited_s=max(0.0, self._clock.now() - created_s) if created_s else 0.0,
             known_tokens=self._prefixes.known_tokens(request.prompt_ids, _space(request)) if self._reuses else 0,
         )  # fmt: skip
-        self._entries[entry] = None
+        self._entries.enter(entry)
         if entry.lane is Lane.PRIORITY:
             self.arrivals.arrived(now_s)
         self._changed()
@@ -127,7 +120,7 @@ class Budget:
         self._refill(now_s)
         if entry not in self._entries:
             return
-        del self._entries[entry]
+        self._entries.leave(entry)
         if entry.lane is Lane.PRIORITY:
             self.arrivals.left(entry.prompt_tokens + entry.made, now_s - entry.entered_s)
             self._tpots.ended(now_s, entry.tpot_s, entry.tpot_target_s)
@@ -138,6 +131,12 @@ class Budget:
         """The engine has computed these, in the course of a run."""
         if self._reuses:
             self._prefixes.learn(ids, _space(entry.request))
+
+    def sent(self, entry: Entry) -> None:
+        self._entries.sent(entry)
+
+    def gave(self, entry: Entry, tokens: int) -> None:
+        self._entries.gave(entry, tokens)
 
     def computed(self, entry: Entry, sent_tokens: int, tokens: int) -> None:
         self._changed()
@@ -156,7 +155,7 @@ class Budget:
         self._refill(now_s)
         if entry.lane is Lane.PRIORITY:
             tokens = self._grant_priority(entry, now_s)
-        elif entry is not self._next_lower():
+        elif entry is not self._entries.next_lower:
             tokens = 0
         else:
             load, params = self.load(), self._params()
@@ -171,7 +170,7 @@ class Budget:
     def _grant_priority(self, entry: Entry, now_s: float) -> int:
         if not self._reuses or entry.left_tokens <= self.load().chunk_tokens:
             return entry.left_tokens
-        in_slices = sum(1 for each in self._entries if each.slices and not each.submitted and each is not entry)
+        in_slices = self._entries.in_slices(entry)
         since_s = entry.waited_s + now_s - entry.entered_s
         pace = policy.long_prompt(
             entry.left_tokens, entry.ttft_target_s - since_s, in_slices + 1, self._decoders(entry, now_s), self.load(),
@@ -185,16 +184,11 @@ class Budget:
         return pace.slice_tokens
 
     def _decoders(self, but: Entry, now_s: float) -> Iterator[Decoder]:
-        for entry in self._entries:
-            if entry.first_s and entry is not but:
+        for entry in self._entries.decoding:
+            if entry is not but:
                 left = min(entry.max_tokens - entry.made, max(entry.made, REMAINING_TOKENS_MIN))
                 strict = entry.strict and entry.lane is Lane.PRIORITY
                 yield Decoder(entry.made, max(0, left), now_s - entry.first_s, entry.tpot_target_s, strict)
-
-    def _next_lower(self) -> Entry | None:
-        """Lower-lane prompts go one after the other, whole or in slices, in the order in which they came."""
-        lower = (entry for entry in self._entries if entry.lane is not Lane.PRIORITY and not entry.submitted)
-        return next(lower, None)
 
     def _prompt(self, entry: Entry) -> Prompt:
         slices = self._params().slices
@@ -206,11 +200,11 @@ class Budget:
         """Lets prompts go on that wait for a grant. Called after each step and whenever something changed."""
         self._pumping = False
         self._changed()  # who was told of the step has taken it
-        if not any(entry.waiting for entry in self._entries):
+        if not self._entries.waits:
             return
         now_s = self._clock.monotonic()
         self._refill(now_s)
-        for entry in tuple(self._entries):
+        for entry in tuple(self._entries.unsent):
             if entry.waiting:
                 entry.retry(now_s)
 
@@ -230,15 +224,14 @@ class Budget:
         """The engine is gone, and whoever had something in it was told."""
         self._stats = EngineStats()
         self._prefixes.forget()
-        for entry in tuple(self._entries):
+        for entry in tuple(self._entries.unsent):
             if entry.waiting:
                 entry.lost(reason)
         self._changed()
 
     def _learn_step(self, before: EngineStats, stats: EngineStats) -> None:
         length_s, prompt = stats.busy_s - before.busy_s, stats.prefilled_tokens - before.prefilled_tokens
-        priority = sum(e.in_flight_tokens for e in self._entries if e.lane is Lane.PRIORITY)
-        lower = [e for e in self._entries if e.lane is not Lane.PRIORITY and e.in_flight_tokens]
+        priority, lower = self._entries.priority_prompt_tokens(), self._entries.lower_in_flight()
         if not (stats.prefilled_tokens or stats.decoded_tokens):  # an engine that does not say what its steps compute
             load = self.load()
             if not priority and not lower and load.decoding:
@@ -259,7 +252,7 @@ class Budget:
         passed_s, self._theta_s = min(now_s - self._theta_s, 2.0 * policy.THETA_STEP_S), now_s
         running = [
             Tpot(now_s, e.tpot_s, e.tpot_target_s)
-            for e in self._entries
+            for e in self._entries.decoding
             if e.lane is Lane.PRIORITY and e.made >= LIVE_TOKENS_MIN and e.tpot_target_s > 0.0
         ]
         measured = self._tpots.ratio_p95(now_s, passed_s, running)
@@ -274,32 +267,26 @@ class Budget:
         return self._load
 
     def _made_load(self) -> Load:
-        now_s, lane = self._clock.monotonic(), self._policy.settings.priority
-        here = [entry for entry in self._entries if entry.lane is Lane.PRIORITY]
-        if here:
-            self._near_s = now_s
-            self._near = Near(
-                min(e.tpot_target_s for e in here), min(e.ttft_target_s for e in here), any(e.strict for e in here)
-            )
+        now_s, lane, here = self._clock.monotonic(), self._policy.settings.priority, self._entries
+        if here.near is not None:
+            self._near_s, self._near = now_s, here.near
         recent = now_s - self._near_s <= RECENT_S
         near = self._near if recent and self._near is not None else Near(lane.tpot_target_s, lane.ttft_target_s)
-        decoding = [entry for entry in self._entries if entry.first_s]
-        mine = [entry for entry in here if entry.first_s]
         return Load(
             self.fit.times,
             near.tpot_target_s,
             near.ttft_target_s,
             self._block_tokens,
-            decoding=len(decoding),
-            context_tokens=sum(e.prompt_tokens + e.made for e in decoding),
-            priority=len(here),
-            priority_decoding=len(mine),
-            priority_context=sum(e.prompt_tokens + e.made for e in mine),
+            decoding=len(here.decoding),
+            context_tokens=here.context_tokens,
+            priority=here.priority,
+            priority_decoding=here.priority_decoding,
+            priority_context=here.priority_context,
             recent=recent,
             strict=near.strict,
             phi_priority=self.phi_priority,
-            lower_prompt_tokens=sum(e.in_flight_tokens for e in self._entries if e.lane is not Lane.PRIORITY),
-            priority_prompt_tokens=sum(e.in_flight_tokens for e in here),
+            lower_prompt_tokens=sum(e.in_flight_tokens for e in here.lower_in_flight()),
+            priority_prompt_tokens=here.priority_prompt_tokens(),
         )
 
     def _changed(self) -> None:
@@ -307,17 +294,17 @@ class Budget:
 
     def _refill(self, now_s: float) -> None:
         passed_s, self._credit_s = now_s - self._credit_s, now_s
-        load, params, head = self.load(), self._params(), self._next_lower()
+        load, params, head = self.load(), self._params(), self._entries.next_lower
         depth = policy.credit_needed(self._prompt(head), load, params) if head is not None else 0.0
         self.credit = policy.refilled(self.credit, max(0.0, passed_s), load, self.theta, params, depth)
         if load.priority and passed_s > 0.0:
-            metrics.PROTECTED.labels(self._pool.name).inc(passed_s)
-            metrics.GRANTED.labels(self._pool.name).inc(passed_s * policy.credit_rate(load, self.theta, params))
+            self._protected.inc(passed_s)
+            self._granted.inc(passed_s * policy.credit_rate(load, self.theta, params))
         if now_s - self._near_s > RECENT_S and load.recent:
             self._changed()
 
     def _pump_soon(self) -> None:
-        if not self._pumping and any(entry.waiting for entry in self._entries):
+        if not self._pumping and self._entries.waits:
             self._pumping = True
             asyncio.get_running_loop().call_soon(self.pump)
 
@@ -340,9 +327,7 @@ class Budget:
     def _prefilling(self) -> int:
         """Lower-lane jobs without their first token, but for one of which no more than its last slice is to come: that
         shares a step with the first slice of the next, which must be here by then."""
-        chunk = self.load().chunk_tokens
-        lower = (e for e in self._entries if e.lane is not Lane.PRIORITY and e.slices and not e.first_s)
-        return self._lower_prefills() - sum(e.last_tokens < chunk for e in lower)
+        return self._lower_prefills() - self._entries.last_slices(self.load().chunk_tokens)
 
     def floor_places(self) -> int:
         self._refill(self._clock.monotonic())

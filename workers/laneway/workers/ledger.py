@@ -2,7 +2,7 @@
 
 A seat is one request in the engine. It is taken before the job is submitted and given back only when the engine has
 said that the sequence ended, so an abort frees room when the engine is really rid of it. Slots count sequences, KV is
-counted in whole blocks, and policy.kv says what fits. All numbers are recounts of the live seats.
+counted in whole blocks, and policy.kv says what fits. All numbers equal a recount of the live seats.
 
 What a job needs depends on who runs beside it: `need` is what the predicted peak rises by when it joins the present
 seats, so that `need(ask) <= kv_tokens_free` says whether it fits, and neither number means anything at another moment.
@@ -79,12 +79,14 @@ class Seats:
         self._prefix_cache = prefix_cache and capacity.paged
         self.slots = min(capacity.slots, slots) if slots else capacity.slots
         self._live: set[Seat] = set()
+        self._sequences = 0  # of the live seats
+        self._whole = 0  # blocks of their prompts and limits
         self._holders: Counter[int] = Counter()  # of each block of the live seats' prompts
         self._shared_blocks = 0  # of them, those with several holders
         self._drift = Drift()
 
     def __len__(self) -> int:
-        return sum(seat.ask.sequences for seat in self._live)
+        return self._sequences
 
     # --- what jobs ask -------------------------------------------------------------------------------
 
@@ -226,7 +228,7 @@ class Seats:
 
     def _peak(self) -> int:
         if not self._predicts:  # asked a dozen times a job: nothing grows, so there is nothing to order
-            return sum(seat.whole_blocks for seat in self._live) + self._shared_blocks
+            return self._whole + self._shared_blocks
         return peak_blocks(map(self._growth, self._live), self._shared_blocks)
 
     def _more_with(self, seat: Seat) -> int:
@@ -258,12 +260,16 @@ class Seats:
 
     def _add(self, seat: Seat) -> None:
         self._live.add(seat)
+        self._sequences += seat.ask.sequences
+        self._whole += seat.whole_blocks
         for block in seat.ask.prefix:
             self._holders[block] += 1
             self._shared_blocks += self._holders[block] == 2
 
     def _remove(self, seat: Seat) -> None:
         self._live.discard(seat)
+        self._sequences -= seat.ask.sequences
+        self._whole -= seat.whole_blocks
         for block in seat.ask.prefix:
             self._holders[block] -= 1
             self._shared_blocks -= self._holders[block] == 1

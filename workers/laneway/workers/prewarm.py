@@ -31,6 +31,14 @@ class Grants(Protocol):
         `Entry.advance` is called again."""
         ...
 
+    def sent(self, entry: Entry) -> None:
+        """Its real request is on its way."""
+        ...
+
+    def gave(self, entry: Entry, tokens: int) -> None:
+        """It has so many more tokens of its answer, counted already."""
+        ...
+
     def computed(self, entry: Entry, sent_tokens: int, tokens: int) -> None:
         """What it had submitted is computed, and in flight no more; so many `tokens` of it were not in the cache."""
         ...
@@ -125,11 +133,15 @@ class Entry:
 
     def took(self, step: SequenceStep, now_s: float) -> None:
         """The real request gave tokens."""
-        if not self.first_s:
+        first = not self.first_s
+        if first:
             self.first_s = now_s
-            self._count(step, now_s)
         self.last_s = now_s
-        self.made += len(step.token_ids)
+        tokens = len(step.token_ids)
+        self.made += tokens
+        self._grants.gave(self, tokens)
+        if first:
+            self._count(step, now_s)
 
     def lost(self, reason: str) -> None:
         """The engine died while nothing of it was there."""
@@ -156,6 +168,7 @@ class Entry:
         self.in_flight_tokens, self.cost_tokens, self._sent_s = tokens, 0.0, now_s
         if end == self.prompt_tokens:
             self.submitted = True
+            self._grants.sent(self)
             self._submit()
             return
         self.slices += 1

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 SPAN_S = 60.0
 SAMPLES_KEPT = 512
+LOOK_S = 0.1  # the percentile is taken anew at most so often: it is asked for with every job
 LIVE_TOKENS_MIN = 8  # a run with fewer says little yet
 
 
@@ -26,6 +27,7 @@ class Tpots:
 
     def __init__(self) -> None:
         self._ended: deque[Tpot] = deque(maxlen=SAMPLES_KEPT)
+        self._looked: tuple[float, float] = (-math.inf, 0.0)  # when, and what it was
 
     def ended(self, at_s: float, tpot_s: float, target_s: float) -> None:
         if tpot_s > 0.0 and target_s > 0.0:
@@ -38,7 +40,9 @@ class Tpots:
 
     def p95_s(self, now_s: float) -> float:
         """Of what ended in the last minute; 0: nothing."""
-        return _p95([each.tpot_s for each in self._ended if now_s - each.at_s <= SPAN_S]) or 0.0
+        if now_s - self._looked[0] >= LOOK_S:
+            self._looked = now_s, _p95([each.tpot_s for each in self._ended if now_s - each.at_s <= SPAN_S]) or 0.0
+        return self._looked[1]
 
 
 def _p95(values: list[float]) -> float | None:
