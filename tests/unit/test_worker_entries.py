@@ -89,6 +89,6 @@ def test_prompts_in_the_engine_are_counted_by_whose_they_are():
     for run, last in zip(runs, (10, 10, 600), strict=True):
         cast(Any, run).last_tokens = last
     assert entries.priority_prompt_tokens() == 100
-    assert entries.lower_in_flight() == [runs[1]]
+    assert [id(entry) for entry in entries.lower_in_flight()] == [id(runs[1])]
     assert entries.in_slices(cast(Entry, runs[0])) == 2
     assert entries.last_slices(chunk) == 1
