@@ -78,6 +78,20 @@ async def test_closing_an_engine_that_was_never_started_is_nothing():
     await engine_of().close()
 
 
+async def test_what_is_submitted_together_shares_its_first_step():
+    engine, sink = engine_of(), RecordingSink()
+    await engine.start(sink)
+    try:
+        with engine.together():
+            sink.submit(engine, PROMPT, 1)
+            time.sleep(0.05)  # noqa: ASYNC251 - many steps, if the engine had the first already
+            sink.submit(engine, PROMPT, 1)
+        await sink.until(lambda: not sink.live())
+        assert (sink.calls, sink.stats.steps) == (1, 1)
+    finally:
+        await engine.close()
+
+
 @pytest.mark.parametrize(
     "options",
     [EngineOptions(pace_s=0.002, fault_crash_step=7), EngineOptions(pace_s=0.002, fault_crash_token_id=7)],

@@ -174,7 +174,7 @@ async def test_a_run_in_slices_is_told_of_nothing_but_its_own_tokens():
 
 async def test_a_cancelled_run_in_slices_frees_the_engine_within_a_chunk():
     yard = await EngineYard(pool_of()).start()
-    talk, call = await sliced(yard)
+    talk, call = await sliced(yard, 12_000)
     await moment(call, in_flight=True)
     call.end(Outcome(Kind.STOPPED))
     steps = yard.sequences.stats().steps
@@ -192,7 +192,7 @@ async def test_a_cancelled_run_in_slices_frees_the_engine_within_a_chunk():
 async def test_a_run_in_slices_whose_engine_dies_ends_once_whether_or_not_a_slice_is_in_flight():
     for in_flight in (True, False):
         yard = await EngineYard(pool_of()).start()
-        _, call = await sliced(yard)
+        _, call = await sliced(yard, 12_000)
         await moment(call, in_flight=in_flight)
         yard.engine.crash("told to")
         await asyncio.sleep(1.0)

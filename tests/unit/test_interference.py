@@ -51,7 +51,7 @@ class TestCredit:
 
     def test_without_priority_here_nothing_limits_it(self):
         assert policy.phi_max(IDLE, 0.8, PARAMS) == 1.0
-        assert policy.refilled(-500.0, 0.0, IDLE, 0.8, PARAMS) == policy.depth_tokens(IDLE)
+        assert policy.refilled(-500.0, 0.0, IDLE, 0.8, PARAMS) == policy.depth_tokens(IDLE, PARAMS)
 
     def test_strict_leaves_about_what_the_reference_computed_for_an_h100(self):
         """64 decodes at +5 %: about 2,300 prompt tokens a second against 41,000 alone."""
@@ -76,7 +76,7 @@ class TestCredit:
         credit = 0.0
         for passed_s, left, factor in events:
             credit = policy.refilled(credit, passed_s, load, 0.8, PARAMS)
-            assert credit <= max(policy.depth_tokens(load), 0.0) + 1e-6
+            assert credit <= max(policy.depth_tokens(load, PARAMS), 0.0) + 1e-6
             tokens = policy.may_submit(Prompt(left), credit, load, PARAMS) if left else 0
             q = policy.guard_tokens(load, PARAMS)
             if load.priority:
@@ -89,12 +89,11 @@ class TestCredit:
         one = policy.refilled(credit, first_s, load, 0.8, PARAMS)
         assert policy.refilled(credit, first_s + more_s, load, 0.8, PARAMS) >= one - 1e-6
 
-    def test_the_time_until_it_may_go_on_is_told(self):
-        load = busy(CPU)
-        wait_s = policy.wait_s(Prompt(500), -100.0, load, 0.8, PARAMS)
-        assert wait_s is not None
-        assert policy.refilled(-100.0, wait_s + 1e-6, load, 0.8, PARAMS) > 0.0
-        assert policy.wait_s(Prompt(500), 10.0, load, 0.8, PARAMS) is None
+    def test_as_much_is_saved_up_as_may_be_owed_within_some_chunks(self):
+        for load in (busy(), busy(CPU), busy(strict=True)):
+            guard, chunk = policy.guard_tokens(load, PARAMS), load.chunk_tokens
+            assert policy.depth_tokens(load, PARAMS) == min(max(guard, 2 * chunk), 8 * chunk)
+        assert policy.depth_tokens(busy(strict=True), PARAMS) == 2 * busy().chunk_tokens
 
 
 class TestGuard:
@@ -132,7 +131,7 @@ class TestGuard:
     @given(loads, st.integers(0, 20_000))
     def test_with_full_credit_it_goes_on_also_where_priority_prompts_fill_the_chunk(self, load, priority_tokens):
         load = replace(load, lower_prompt_tokens=0, priority_prompt_tokens=priority_tokens)
-        assert policy.may_submit(Prompt(5000), policy.depth_tokens(load), load, PARAMS) >= load.block_tokens
+        assert policy.may_submit(Prompt(5000), policy.depth_tokens(load, PARAMS), load, PARAMS) >= load.block_tokens
 
 
 class TestWhole:
@@ -168,9 +167,21 @@ class TestJoining:
         assert policy.may_join(100.0, 0, replace(load, decoding=14), 0.8, PARAMS) == policy.TPOT
         assert policy.may_join(100.0, 0, replace(load, decoding=14, priority=0), 0.8, PARAMS) == policy.OPEN
 
+    def test_a_job_joins_for_the_credit_of_the_next_step_and_the_time_until_then_is_told(self):
+        load = busy(CPU)
+        paid = policy.credit_step(load, 0.8, PARAMS)
+        assert 0.0 < paid < load.chunk_tokens
+        assert policy.may_join(1.0 - paid, 0, load, 0.8, PARAMS) == policy.OPEN
+        assert policy.join_in_s(1.0 - paid, load, 0.8, PARAMS) is None
+        wait_s = policy.join_in_s(-paid - 100.0, load, 0.8, PARAMS)
+        assert wait_s is not None
+        soon = policy.refilled(-paid - 100.0, wait_s + 1e-6, load, 0.8, PARAMS)
+        assert policy.may_join(soon, 0, load, 0.8, PARAMS) == policy.OPEN
+        assert policy.may_join(soon - 1.0, 0, load, 0.8, PARAMS) == policy.BUDGET
+
     def test_what_is_in_the_way_is_named(self):
         assert policy.may_join(1.0, 1, busy(), 0.8, PARAMS) == policy.GUARD
-        assert policy.may_join(0.0, 0, busy(), 0.8, PARAMS) == policy.BUDGET
+        assert policy.may_join(-busy().chunk_tokens, 0, busy(), 0.8, PARAMS) == policy.BUDGET
         assert policy.may_join(1.0, 0, busy(lower_prompt_tokens=100_000), 0.8, PARAMS) == policy.GUARD
 
     def test_the_floor_passes_the_target_and_credit_but_neither_full_debt_nor_the_guard(self):

@@ -241,7 +241,7 @@ def test_the_interference_budget_owes_no_more_than_its_guard(
     what is left and the guard."""
     params, credit = interference.InterferenceParams(), 0.0
     for load, left, passed_s in acts:
-        guard, depth = interference.guard_tokens(load, params), interference.depth_tokens(load)
+        guard, depth = interference.guard_tokens(load, params), interference.depth_tokens(load, params)
         prompt = interference.Prompt(left, in_slices, bulk)
         needed = interference.credit_needed(prompt, load, params)
         credit = interference.refilled(credit, passed_s, load, 0.8, params, needed)

@@ -204,9 +204,10 @@ class Budget:
             return
         now_s = self._clock.monotonic()
         self._refill(now_s)
-        for entry in tuple(self._entries.unsent):
-            if entry.waiting:
-                entry.retry(now_s)
+        with self._sequences.together():  # the last slice of a prompt and the first of the next share a step
+            for entry in tuple(self._entries.unsent):
+                if entry.waiting:
+                    entry.retry(now_s)
 
     # --- the engine ----------------------------------------------------------------------------------
 
@@ -344,7 +345,7 @@ class Budget:
     def look_in_s(self) -> float | None:
         if self.why() != policy.BUDGET:
             return None
-        return policy.wait_s(Prompt(1), self.credit, self.load(), self.theta, self._params())
+        return policy.join_in_s(self.credit, self.load(), self.theta, self._params())
 
     def why(self) -> str:
         self.lower_places()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -176,6 +177,10 @@ class Sequences:
         if flight is not None:
             self._shared[flight.key] = work
         return part
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is submitted within it reaches the engine at once: no step begins with a part of it."""
+        return self._engine.together() if self._engine is not None else nullcontext()
 
     def joinable(self, flight: Flight) -> bool:
         """Whether a submission of this flight would have part in a sequence that is there."""

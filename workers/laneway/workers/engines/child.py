@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import structlog
@@ -35,6 +35,7 @@ class EngineChild(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._lost = asyncio.Event()
+        self._together: list[bytes | bytearray] | None = None  # frames to be written at once
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
 
     @classmethod
@@ -67,8 +68,22 @@ class EngineChild(asyncio.Protocol):
 
     def send(self, frame: bytes | bytearray) -> None:
         """Never blocks; what the process is too busy to read waits in the transport. Nothing after its end."""
-        if self._transport is not None and not self._transport.is_closing():
+        if self._together is not None:
+            self._together.append(frame)
+        elif self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Frames sent within it are written at once, at its end. Not to be nested."""
+        frames: list[bytes | bytearray] = []
+        self._together = frames
+        try:
+            yield
+        finally:
+            self._together = None
+            if frames:
+                self.send(b"".join(frames))
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 import structlog
@@ -82,6 +83,9 @@ class ProcessEngine:
         self._submitted += 1
         self._on_the_way.append(len(request.prompt_ids))
         child.send(framed(self._encoder, Submit(request)))
+
+    def together(self) -> AbstractContextManager[None]:
+        return self._child.together() if self._child is not None else nullcontext()
 
     def abort(self, request_id: int) -> None:
         if request_id in self._live and self._child is not None:

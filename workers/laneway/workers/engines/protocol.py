@@ -21,6 +21,7 @@ Engines know nothing of jobs, lanes, NATS, text or stop strings: ids in, ids out
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import msgspec
@@ -111,6 +112,10 @@ class Engine(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def submit(self, request: EngineRequest) -> None: ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is submitted within it reaches the engine at once: no step begins with a part of it."""
+        ...
 
     def abort(self, request_id: int) -> None: ...
 

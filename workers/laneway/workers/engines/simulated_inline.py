@@ -6,6 +6,7 @@ Commands take effect between steps, as they do in an engine's process; a step's 
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
@@ -50,6 +51,9 @@ class InlineEngine:
         self._idle.clear()
         self._commands.append(request)
         self._wake()
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()  # what is submitted in one turn of the loop is together in any case
 
     def abort(self, request_id: int) -> None:
         if request_id in self._live:
