@@ -17,16 +17,19 @@ import structlog
 from laneway.core.catalogue import Capabilities
 from laneway.workers.engines.child import EngineChild
 from laneway.workers.engines.frames import Abort, Close, Failed, Ready, Report, Stepped, Submit, framed
-from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStartError, EngineStats, StepSink
+from laneway.workers.engines.protocol import (
+    EngineCapacity,
+    EngineGone,
+    EngineRequest,
+    EngineStartError,
+    EngineStats,
+    StepSink,
+)
 from laneway.workers.engines.registry import EngineSpec
 
 CLOSE_GRACE_S = 3.0
 
 log = structlog.get_logger(__name__)
-
-
-class EngineGone(RuntimeError):
-    """The engine has ended; `on_closed` of its sink has said why."""
 
 
 class ProcessEngine:
@@ -166,5 +169,7 @@ class ProcessEngine:
         self._gone = True
         self._live.clear()
         self._on_the_way.clear()
-        self._stats = msgspec.structs.replace(self._stats, running=0, queued=0, prefilling_tokens=0, kv_tokens_used=0)
+        self._stats = msgspec.structs.replace(
+            self._stats, running=0, queued=0, prefilling_tokens=0, kv_tokens_used=0, decoding=0
+        )
         self._idle.set()

@@ -1,19 +1,24 @@
-"""The contract between a worker and an inference engine.
+"""The contract between a worker and an inference engine. `laneway.workers.conformance` holds an engine to it.
 
-Who calls what, when. The worker calls `start` once and waits for it; nothing else is called before it returns.
-`submit` and `abort` may then be called at any time, also while a step runs; they return at once and never block the
-event loop. The engine calls the worker back through the `StepSink` it was started with, always on the worker's event
-loop, once for each engine step that has something to say, with **all** sequences of that step in one call.
+Who calls. A worker makes an engine, calls `start` once and waits for it; nothing else but `capabilities` and `close` is
+called before that returns. All calls come from one event loop, one at a time; `submit`, `abort` and `stats` are plain
+calls that never block it, and may come at any time: while a step runs, and from within the sink's calls. `drain` and
+`close` are awaited, perhaps several at once, while other calls go on. The engine calls the worker back through the
+`StepSink` that `start` was given, always on that event loop and never from within a call of the worker's.
 
-What holds after. For every submitted sequence the sink sees, in order: zero or more deltas without a finish, then
-exactly one delta with a finish; nothing after it. Token ids arrive each once and in order. After `abort(id)` the
-engine stops computing that sequence within one step (or one prefill chunk) of the abort's arrival and reports it
-with finish CANCELLED, unless it had just finished by itself; an unknown id is ignored. A request that an engine
-cannot run ends with finish ERROR and a message of ours, harming no other. When the engine dies, `closed` of the sink
-is called once with the reason, and every sequence that was live has ended as far as the worker is concerned.
-`stats` counts equal a recount of the live sequences. Those since the start only grow, and come with each step: their
-difference between two reports whose `steps` differ by one is what that step did, and that of `busy_s` how long it took.
-An engine that does not know them leaves them 0 for good; then step times are not measured (see policy.step_fit).
+What holds for a sequence. Its sink sees, in order: zero or more deltas without a finish, then exactly one delta with a
+finish; nothing after it. Ids arrive each once and in order, the last with the finish or before it. At LENGTH there are
+exactly `max_tokens` of them. At STOP the token that stopped the run is not among them. CANCELLED answers an abort. A
+request that the engine cannot run, or fails on, ends with ERROR and a message of ours that names no library, file or
+path; it harms no other. A prompt is computed whole or refused, never cut.
+
+What holds for the engine. All sequences of a step come in one call of the sink, each once. `stats` are a recount of the
+live sequences; those since the start only grow. Greedy answers, and seeded ones, are the same alone, in a batch and
+resumed from their ids where the engine is `exact`; else they may differ as its arithmetic does.
+
+What holds after its death. `on_closed` is called once with the reason, and no `on_step` after it. Every sequence that
+was live has ended as far as the worker is concerned; `submit` raises EngineGone, `abort` does nothing, `stats` say that
+nothing is live, `drain` is true. `close` is called as ever, and a new engine made: one is started once.
 
 Engines know nothing of jobs, lanes, NATS, text or stop strings: ids in, ids out. The worker turns ids into text.
 """
@@ -69,7 +74,12 @@ class SequenceStep(msgspec.Struct, array_like=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
-    """A recount, sent with steps and on change; never counted by hand."""
+    """A recount, sent with steps and on change; never counted by hand.
+
+    `steps`, `busy_s`, `prefilled_tokens` and `decoded_tokens` count since the start and only grow: their difference
+    between two reports whose `steps` differ by one is what that step did, and that of `busy_s` how long it took. An
+    engine that does not know them leaves them 0 for good; then step times are not measured (see policy.step_fit).
+    """
 
     running: int = 0  # sequences in the batch
     queued: int = 0  # submitted, not yet in the batch
@@ -95,43 +105,85 @@ class EngineCapacity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepSink(Protocol):
-    """The worker's side. Calls are short and synchronous, on the worker's event loop."""
+    """The worker's side. Calls are short and synchronous, on the worker's event loop, and raise nothing."""
 
-    def on_step(self, steps: Sequence[SequenceStep], stats: EngineStats) -> None: ...
+    def on_step(self, steps: Sequence[SequenceStep], stats: EngineStats) -> None:
+        """What a step gave, with **all** its sequences, each at most once.
 
-    def on_closed(self, reason: str) -> None: ...
+        Called once for each step that has something to say, in the order of steps; with no sequences where only the
+        statistics changed. `stats` counts as of the end of this step, what is still on its way to the engine included:
+        `running + queued` is the number of submitted sequences that have not had their finish, this call's taken in.
+        The worker may submit and abort from within it.
+        """
+        ...
+
+    def on_closed(self, reason: str) -> None:
+        """The engine died, in our words. Called once, at no call of `close`, and last of all calls."""
+        ...
 
 
 class Engine(Protocol):
     """An engine as the worker sees it."""
 
     async def start(self, sink: StepSink) -> EngineCapacity:
-        """Loads the model and returns when requests can be served. Raises EngineStartError with a way to mend it."""
+        """Loads the model and returns when requests can be served: the first one pays for no warm-up.
+
+        Called once. Raises EngineStartError with a way to mend it; cancelled or failed, it leaves nothing running.
+        Until it returns, and where it raises, the sink is not called.
+        """
         ...
 
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """What the engine offers; the same before and after the start. What it lacks is refused, never ignored."""
+        ...
 
-    def submit(self, request: EngineRequest) -> None: ...
+    def submit(self, request: EngineRequest) -> None:
+        """Hands over a sequence; returns at once. It counts as queued from now on.
+
+        What is wrong with it is told by its finish, not raised here. Raises EngineGone before the start, after the
+        death and after `close`. How many wait is the worker's business: the engine takes them all.
+        """
+        ...
 
     def together(self) -> AbstractContextManager[None]:
-        """What is submitted within it reaches the engine at once: no step begins with a part of it."""
+        """What is submitted within it reaches the engine at once: no step begins with a part of it. Not to be nested.
+
+        An engine elsewhere, which orders its steps itself, sends them at once and promises no more.
+        """
         ...
 
-    def abort(self, request_id: int) -> None: ...
+    def abort(self, request_id: int) -> None:
+        """Asks for the end of a sequence; returns at once, and the end comes through the sink like any other.
 
-    def stats(self) -> EngineStats: ...
+        The engine stops computing it within one step (or one prefill chunk) of the abort's arrival, whether it is
+        queued, prefilling or decoding, and gives back what it held. It ends CANCELLED, with the ids of steps that were
+        under way, or as it ended by itself if that came first. An id that is unknown or has ended is ignored.
+        """
+        ...
+
+    def stats(self) -> EngineStats:
+        """The last step's recount, and what was submitted since. Never blocks, never asks the engine."""
+        ...
 
     async def drain(self, timeout_s: float) -> bool:
-        """Waits until no sequence is live; False if some still are after timeout_s."""
+        """Waits until no sequence is live, that is until the sink knows the end of each; False if some still are after
+        timeout_s. It ends nothing and refuses nothing: who drains has stopped submitting."""
         ...
 
     async def close(self) -> None:
-        """Ends the engine and what it started. Idempotent."""
+        """Ends the engine and what it started, in a bounded time. Live sequences end without a further word.
+
+        The sink is not called from now on, `on_closed` neither. Idempotent; also before the start and after the death.
+        """
         ...
 
 
 class EngineStartError(Exception):
     """The engine could not start; the message says what to do."""
+
+
+class EngineGone(RuntimeError):
+    """The engine is not running: it was not started, it has died (`on_closed` has said why), or it was closed."""
 
 
 class StepEngine(Protocol):

@@ -13,8 +13,14 @@ import msgspec
 from laneway.core.catalogue import Capabilities
 from laneway.core.lanes import FinishReason
 from laneway.workers.engines.checks import check_abilities
-from laneway.workers.engines.host import EngineGone
-from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStats, SequenceStep, StepSink
+from laneway.workers.engines.protocol import (
+    EngineCapacity,
+    EngineGone,
+    EngineRequest,
+    EngineStats,
+    SequenceStep,
+    StepSink,
+)
 from laneway.workers.engines.simulated import InjectedCrash, InjectedHang, SimulatedCore, StepOutcome
 
 
@@ -150,4 +156,6 @@ class InlineEngine:
         self._commands.clear()
         self._live.clear()
         self._idle.set()
-        self._stats = msgspec.structs.replace(self._stats, running=0, queued=0, prefilling_tokens=0, kv_tokens_used=0)
+        self._stats = msgspec.structs.replace(
+            self._stats, running=0, queued=0, prefilling_tokens=0, kv_tokens_used=0, decoding=0
+        )
