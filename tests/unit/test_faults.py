@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from laneway.workers.conformance.kit import CASES
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
 REPORTS, SMALLER = 29, 12
@@ -62,8 +64,11 @@ def functions(path: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def trouble_of(name: str) -> str:
-    """What is wrong with the name of a test; empty if it is one."""
+    """What is wrong with the name of a test, perhaps with a case of the conformance kit; empty if it is one."""
     path, _, function = name.partition("::")
+    function, _, case = function.removesuffix("]").partition("[")
+    if case and case not in {known.name for known in CASES}:
+        return f"the conformance kit has no case {case}"
     if not re.fullmatch(r"tests/(\w+/)+test_\w+\.py", path) or not (ROOT / path).is_file():
         return f"{path} is no module of tests"
     test = functions(path).get(function)
@@ -118,8 +123,10 @@ def test_every_part_of_the_list_owes_something():
         ("tests/unit/test_faults.py::trouble_of", "has no test"),
         ("tests/unit/test_faults.py", "has no test"),
         ("tests/unit/test_gone.py::test_x", "no module of tests"),
-        ("tests/contract/test_engines.py::EngineContract::test_one_token_can_be_asked_for", ""),
-        ("tests/contract/test_engines.py::test_one_token_can_be_asked_for", "has no test"),
+        ("tests/contract/test_engines.py::EngineContract::test_the_kit", ""),
+        ("tests/contract/test_engines.py::EngineContract::test_the_kit[abort-200]", ""),
+        ("tests/contract/test_engines.py::EngineContract::test_the_kit[abort-some]", "no case"),
+        ("tests/contract/test_engines.py::test_the_kit", "has no test"),
     ],
 )
 def test_a_name_that_is_no_test_is_found(name: str, trouble: str):
