@@ -61,7 +61,7 @@ def test_version():
 
 def test_every_command_has_help():
     names = "demo up doctor config generate submit watch cancel quote jobs explain lanes workers drain undrain pause"
-    names += " resume dead drill calibrate models regions admission scheduler routing worker"
+    names += " resume dead drill calibrate engines models regions admission scheduler routing worker"
     for name in names.split():
         result = runner.invoke(app, [name, "--help"])
         assert result.exit_code == 0, name

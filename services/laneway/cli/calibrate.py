@@ -54,7 +54,7 @@ def engine(
     The profile is for `profile` of a models entry, and for `engine_options.profile` of a simulated engine.
     """
     settings = settings_of(config, set_)
-    chosen = _pool_of(settings, pool)
+    chosen = chosen_pool(settings, pool)
     path = out or (None if as_json else Path(f"{chosen.name}.profile.json"))
     if path is not None and not os.access(path.parent, os.W_OK):
         fail(f"{path.parent} is no folder that can be written to", EXIT_USAGE)
@@ -93,7 +93,8 @@ def keep(path: Path | None, profile: EngineProfile, *, noisy: bool) -> int:
     return 0
 
 
-def _pool_of(settings: Settings, name: str) -> Pool:
+def chosen_pool(settings: Settings, name: str) -> Pool:
+    """The pool of that name, the first without one; ends the command where there is none."""
     from laneway.runtime.catalogue import catalogue_of
 
     try:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from laneway.cli import batch, calibrate, config, dead, jobs, operate, serve
+from laneway.cli import batch, calibrate, config, dead, engines, jobs, operate, serve
 from laneway.cli.certs import certs
 from laneway.cli.doctor import doctor
 from laneway.cli.drill import drill
@@ -70,6 +70,7 @@ app.command(rich_help_panel="Here")(up)
 app.command(rich_help_panel="Here")(doctor)
 app.add_typer(config.app, name="config", rich_help_panel="Here")
 app.add_typer(calibrate.app, name="calibrate", rich_help_panel="Here")
+app.add_typer(engines.app, name="engines", rich_help_panel="Here")
 
 for calling in (jobs.generate, jobs.submit, jobs.watch, jobs.cancel, jobs.quote, jobs.jobs, operate.explain):
     app.command(rich_help_panel=CALLING)(calling)
