@@ -13,7 +13,8 @@ request that the engine cannot run, or fails on, ends with ERROR and a message o
 path; it harms no other. A prompt is computed whole or refused, never cut.
 
 What holds for the engine. All sequences of a step come in one call of the sink, each once. `stats` are a recount of the
-live sequences; those since the start only grow. Greedy answers, and seeded ones, are the same alone, in a batch and
+live sequences; those since the start only grow, `steps` in any case while tokens come, if only by reports: an engine
+that stands still with work is taken for hung. Greedy answers, and seeded ones, are the same alone, in a batch and
 resumed from their ids where the engine is `exact`; else they may differ as its arithmetic does.
 
 What holds after its death. `on_closed` is called once with the reason, and no `on_step` after it. Every sequence that
