@@ -167,8 +167,13 @@ class TestCatalogue:
         with pytest.raises(ConfigError, match="vocabulary_size"):
             catalogue_of(Settings(models=(ModelSettings(name="a", tokenizer="/m/tokenizer.json"),)))
 
+    def test_a_server_of_another_model_is_not_read_with_our_default_tokenizer(self):
+        with pytest.raises(ValueError, match="tokenizer must be that of the model"):
+            ModelSettings(name="a", engine="trtllm_grpc")
+        assert ModelSettings(name="a", engine="trtllm_grpc", tokenizer="bytes").engine == "trtllm_grpc"
+
     def test_an_engine_without_an_adapter_is_not_offered(self):
-        with pytest.raises(ConfigError, match="known: openvino, simulated"):
+        with pytest.raises(ConfigError, match="known: openvino, simulated, trtllm_grpc"):
             capabilities_of("trtllm")
 
     def test_an_unknown_pool_is_named(self):
@@ -176,7 +181,7 @@ class TestCatalogue:
             Settings().engine_options_of("x")
 
     def test_every_engine_of_the_settings_has_its_abilities(self):
-        assert set(ENGINE_CAPABILITIES) == {"openvino", "simulated"}
+        assert set(ENGINE_CAPABILITIES) == {"openvino", "simulated", "trtllm_grpc"}
         assert all(isinstance(offered, Capabilities) for offered in ENGINE_CAPABILITIES.values())
 
 

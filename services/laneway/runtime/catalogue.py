@@ -52,6 +52,20 @@ ENGINE_CAPABILITIES: dict[str, Capabilities] = {
         prefix_cache=True,
         strict_isolation=True,
     ),
+    # As read in the server's sources. Not offered: seeds, since its sampler keeps one for a whole batch (a seeded
+    # answer changes with its company); cache salts, which its gRPC drops; biases, which it wants for the whole
+    # vocabulary with each request; schemas and adapters, of which it does not say whether it was started with them.
+    "trtllm_grpc": Capabilities(
+        logprobs=True,
+        top_logprobs=5,
+        min_p=True,
+        top_k=True,
+        penalties=True,
+        min_tokens=True,
+        ignore_eos=True,
+        token_ids=True,
+        prefix_cache=True,
+    ),
 }
 
 

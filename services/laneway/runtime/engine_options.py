@@ -18,10 +18,15 @@ MeanTokens = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    start_timeout_s: TimeoutSeconds = 180.0  # until the engine can take requests
+
     # every engine that runs in a process of its own
-    start_timeout_s: TimeoutSeconds = 180.0  # until it can take requests
     nice: NiceLevel = 0  # added to the worker's nice level
     threads: Count = 0  # CPU threads of a step; 0: one less than there are cores, at least 1
+
+    # engines that live in a server of their own, which the worker does not start
+    address: str = ""  # host:port of it; plain text, so on this machine or in a network that is trusted
+    health_interval_s: TimeoutSeconds = 10.0  # between two looks whether it is well, also while nothing runs
 
     # engines that compute prompts in slices and keep them
     prefill_chunk_tokens: Count = 0  # most tokens of a step: how long a prompt holds up others; 0: as suits the engine

@@ -256,7 +256,7 @@ class ModelSettings(Section, frozen=True):
     name: Slug
     tier: Slug = "small"
     pool: SlugOrEmpty = ""  # empty: <name>-<tier>
-    engine: Literal["openvino", "simulated"] = "openvino"
+    engine: Literal["openvino", "simulated", "trtllm_grpc"] = "openvino"
     tokenizer: str = ""  # "bytes", "smollm2", a .gguf or tokenizer.json path; empty: smollm2, or bytes if simulated
     context_length: Tokens = 8192
     vocabulary_size: Annotated[int, Meta(ge=0, le=10_000_000)] = 0  # 0: that of a named tokenizer
@@ -282,6 +282,8 @@ class ModelSettings(Section, frozen=True):
             raise ValueError("max_tokens_default must be below context_length")
         if self.kv_tokens < self.context_length and self.engine != "simulated":
             raise ValueError("kv_tokens must hold one sequence of context_length tokens")
+        if self.engine == "trtllm_grpc" and not self.tokenizer:
+            raise ValueError("tokenizer must be that of the model which the server of a trtllm_grpc pool serves")
 
     @property
     def pool_name(self) -> str:

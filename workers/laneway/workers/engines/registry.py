@@ -1,7 +1,8 @@
 """Which engine serves a pool: from the name in the catalogue to an engine that can be started.
 
-Step engines are built twice over: the worker makes a `ProcessEngine` from the pool, and the process that it starts
-makes the engine itself from the `EngineSpec` it is sent. Only that process imports an engine's libraries.
+An engine in a server of its own is made here as it is. Step engines are built twice over: the worker makes a
+`ProcessEngine` from the pool, and the process that it starts makes the engine itself from the `EngineSpec` it is sent.
+Only that process imports an engine's libraries.
 """
 
 from __future__ import annotations
@@ -30,8 +31,17 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
 def make_engine(pool: Pool, options: EngineOptions) -> Engine:
     """The engine of a pool, not yet started. Raises ConfigError when there is none of that name."""
+    if pool.engine == "trtllm_grpc":
+        try:
+            from laneway.workers.engines.trtllm_grpc import make_trtllm_grpc
+        except ImportError as error:
+            raise ConfigError(
+                f"the trtllm_grpc engine needs the package smg-grpc-proto: pip install 'laneway[trtllm-grpc]' ({error})"
+            ) from error
+        return make_trtllm_grpc(pool, options)
     if pool.engine not in STEP_ENGINES:
-        raise ConfigError(f'engine = "{pool.engine}" of pool {pool.name}: known engines are {", ".join(STEP_ENGINES)}')
+        known = ", ".join((*STEP_ENGINES, "trtllm_grpc"))
+        raise ConfigError(f'engine = "{pool.engine}" of pool {pool.name}: known engines are {known}')
     from laneway.workers.engines.host import ProcessEngine
 
     return ProcessEngine(spec_of(pool, options))

@@ -1,0 +1,130 @@
+"""What every engine promises, of the adapter `trtllm_grpc` in front of a fake of its server in a process of its own.
+
+The real server was never run: see docs/engines.md. What it does not tell, or does not do, is stated by a test here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from laneway.core.catalogue import Pool
+from laneway.core.lanes import FinishReason
+from laneway.runtime.engine_options import EngineOptions
+from laneway.workers.engines.protocol import Engine
+from laneway.workers.engines.registry import make_engine
+from tests.contract.test_engines import QUESTIONS, EngineContract, UnderTest, t
+from tests.support.trtllm_server import FakeOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+__all__ = ["t"]  # the fixture
+
+
+class FakeProcess:
+    """The fake server, ended by SIGKILL."""
+
+    def __init__(self, options: FakeOptions) -> None:
+        command = [sys.executable, "-m", "tests.support.trtllm_server", msgspec.json.encode(options).decode()]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        with self._process:
+            os.kill(self._process.pid, signal.SIGKILL)
+
+
+@pytest.mark.asyncio(loop_scope="class")
+class TestTrtllmGrpc(EngineContract):
+    engine = "trtllm_grpc"
+    tokenizer = "bytes"
+    options = EngineOptions()
+    long_prompt = 2000
+    wide_prompt = "any"
+    servers: ClassVar[dict[int, FakeProcess]] = {}  # by engine
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def no_server_is_left(cls) -> Iterator[None]:
+        yield
+        for server in cls.servers.values():
+            server.kill()
+        cls.servers.clear()
+
+    @classmethod
+    def make(cls, pool: Pool) -> Engine:
+        server = FakeProcess(FakeOptions(eos_mean_tokens=30.0))
+        engine = make_engine(pool, EngineOptions(address=server.address))
+        cls.servers[id(engine)] = server
+        return engine
+
+    def kill(self, engine: Any) -> str:
+        self.servers.pop(id(engine)).kill()
+        return "is gone (UNAVAILABLE)"
+
+    def interrupt(self, engine: Any) -> None:
+        """It is not of the worker's terminal."""
+
+    async def test_tokens_come_step_by_step_and_end_once(self, t: UnderTest):
+        """Two that came in one go are told together."""
+        heard = await t.run(t.prompt(QUESTIONS[0]), 40, logprobs=True)
+        assert len(heard.ids) == len(heard.logprobs) == 40
+        assert 4 <= heard.calls <= 41
+        assert heard.finish is FinishReason.LENGTH
+        assert all(p <= 0.0 for p in heard.logprobs)
+
+    async def test_a_seed_gives_the_same_text_alone_and_among_other_seeds(self, t: UnderTest):
+        """Its sampler keeps no seed for each request, so none is taken."""
+        assert not t.engine.capabilities().seed
+        heard = await t.run(t.prompt(QUESTIONS[4]), 4, seed=7, temperature=1.0)
+        assert (heard.finish, heard.message) == (FinishReason.ERROR, "the pool does not offer seed")
+
+    async def test_an_abort_during_prefill_frees_the_engine(self, t: UnderTest):
+        """It tells nothing before the first token."""
+        doomed = t.submit([65 + n % 7 for n in range(t.long_prompt)], 5)
+        other = t.submit(t.prompt(QUESTIONS[0]), 3)
+        assert t.engine.stats().prefilling_tokens > t.long_prompt
+        t.engine.abort(doomed)
+        (heard, whole) = await t.sink.ended([doomed, other])
+        assert (heard.finish, heard.ids) == (FinishReason.CANCELLED, [])
+        assert len(whole.ids) == 3
+        await self.check_at_rest(t)
+
+    async def test_higher_priority_leaves_the_queue_first(self, t: UnderTest):
+        """There is no priority in the proto: who came first is first."""
+        running = [t.submit(t.prompt(q), 400) for q in QUESTIONS * 2]
+        await t.sink.until(lambda: all(t.sink.heard[i].ids for i in running))
+        low = t.submit(t.prompt(QUESTIONS[0]), 400, priority=0.1)
+        calls = t.sink.calls
+        await t.sink.until(lambda: t.sink.calls > calls)
+        high = t.submit(t.prompt(QUESTIONS[0]), 400, priority=0.9)
+        t.engine.abort(running[0])
+        await t.sink.until(lambda: t.sink.heard[low].ids)
+        assert t.sink.heard[high].ids == []
+        for i in (low, high, *running):
+            t.engine.abort(i)
+        await t.sink.ended([low, high, *running])
+
+    async def test_statistics_say_what_the_steps_did(self, t: UnderTest):
+        """They cannot: what is not known stays 0, and only that something came is counted."""
+        before = t.engine.stats().steps
+        ids = [t.submit([80 + (n * n + k) % 13 for n in range(300)], 40) for k in range(3)]
+        await t.sink.until(lambda: all(len(t.sink.heard[i].ids) >= 2 for i in ids))
+        assert (t.sink.stats.decoding, t.sink.stats.running) == (3, 3)
+        assert t.sink.stats.kv_tokens_used == sum(300 + len(t.sink.heard[i].ids) for i in ids)
+        await t.sink.ended(ids)
+        after = t.engine.stats()
+        assert after.steps >= before + 40
+        assert (after.busy_s, after.prefilled_tokens, after.decoded_tokens, after.decoding) == (0.0, 0, 0, 0)
+
+    async def test_the_capacity_says_how_much_of_a_prompt_a_step_takes(self, t: UnderTest):
+        """It does not tell."""
+        assert (t.capacity.chunk_tokens, t.capacity.paged) == (0, False)
