@@ -43,7 +43,13 @@ PACE_S = 0.002
 
 def worker_settings(server: LocalNats, **changes: Any) -> Settings:
     """Simulated pool `chat-small`. Keys of [[models]], [worker], [policy], [nats], engine options and drain_s."""
-    model: dict[str, Any] = {"slots": 4, "kv_tokens": 16_384, "context_length": 4096, "queue_length": 1000}
+    model: dict[str, Any] = {
+        "engine": "simulated",
+        "slots": 4,
+        "kv_tokens": 16_384,
+        "context_length": 4096,
+        "queue_length": 1000,
+    }
     engine: dict[str, Any] = {"pace_s": PACE_S}
     # Nobody releases what a worker parks here; jobs are alike, and each is to take the place of one.
     policy = {"preemptions_max": 0, "single_flight": False}
@@ -58,7 +64,6 @@ def worker_settings(server: LocalNats, **changes: Any) -> Settings:
                 name="chat",
                 tier="small",
                 pool=POOL,
-                engine="simulated",
                 engine_options=EngineOptions(**engine),
                 **model,
             ),
