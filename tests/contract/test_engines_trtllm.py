@@ -19,13 +19,14 @@ import pytest
 from laneway.core.catalogue import Pool
 from laneway.core.lanes import FinishReason
 from laneway.runtime.engine_options import EngineOptions
+from laneway.workers.conformance.rig import QUESTIONS
 from laneway.workers.engines.protocol import Engine
 from laneway.workers.engines.registry import make_engine
-from tests.contract.test_engines import QUESTIONS, EngineContract, UnderTest, t
+from tests.contract.test_engines import EngineContract, UnderTest, judge, t
 from tests.support.trtllm_server import FakeOptions
 
 ROOT = Path(__file__).resolve().parents[2]
-__all__ = ["t"]  # the fixture
+__all__ = ["judge", "t"]  # the fixtures
 
 
 class FakeProcess:
@@ -47,8 +48,10 @@ class TestTrtllmGrpc(EngineContract):
     engine = "trtllm_grpc"
     tokenizer = "bytes"
     options = EngineOptions()
-    long_prompt = 2000
-    wide_prompt = "any"
+    # Its sampler keeps no seed for each request, and it counts no tokens.
+    not_offered = frozenset(
+        {"seed-repeats-alone", "seed-repeats-in-company", "seeds-differ", "prompt-whole", "counts-true"}
+    )
     servers: ClassVar[dict[int, FakeProcess]] = {}  # by engine
 
     @pytest.fixture(scope="class", autouse=True)
@@ -80,23 +83,6 @@ class TestTrtllmGrpc(EngineContract):
         assert 4 <= heard.calls <= 41
         assert heard.finish is FinishReason.LENGTH
         assert all(p <= 0.0 for p in heard.logprobs)
-
-    async def test_a_seed_gives_the_same_text_alone_and_among_other_seeds(self, t: UnderTest):
-        """Its sampler keeps no seed for each request, so none is taken."""
-        assert not t.engine.capabilities().seed
-        heard = await t.run(t.prompt(QUESTIONS[4]), 4, seed=7, temperature=1.0)
-        assert (heard.finish, heard.message) == (FinishReason.ERROR, "the pool does not offer seed")
-
-    async def test_an_abort_during_prefill_frees_the_engine(self, t: UnderTest):
-        """It tells nothing before the first token."""
-        doomed = t.submit([65 + n % 7 for n in range(t.long_prompt)], 5)
-        other = t.submit(t.prompt(QUESTIONS[0]), 3)
-        assert t.engine.stats().prefilling_tokens > t.long_prompt
-        t.engine.abort(doomed)
-        (heard, whole) = await t.sink.ended([doomed, other])
-        assert (heard.finish, heard.ids) == (FinishReason.CANCELLED, [])
-        assert len(whole.ids) == 3
-        await self.check_at_rest(t)
 
     async def test_higher_priority_leaves_the_queue_first(self, t: UnderTest):
         """There is no priority in the proto: who came first is first."""

@@ -20,8 +20,7 @@ from laneway.core.lanes import FinishReason
 from laneway.runtime.catalogue import capabilities_of
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.tokenizer import load_tokenizer
-from laneway.workers.engines.host import EngineGone
-from laneway.workers.engines.protocol import Engine, EngineStartError
+from laneway.workers.engines.protocol import Engine, EngineGone, EngineStartError
 from laneway.workers.engines.registry import make_engine
 from tests.support.engines import RecordingSink
 from tests.support.nats import eventually

@@ -26,7 +26,8 @@ async def counts_grow(rig: Rig) -> None:
     if not after.steps:
         raise NotOffered("the engine does not count its steps")
     expect(after.steps > before.steps, "no step was counted while three sequences ran")
-    expect(after.busy_s > before.busy_s, "no time was counted while three sequences ran")
+    if after.busy_s:  # else it does not time them
+        expect(after.busy_s > before.busy_s, "no time was counted while three sequences ran")
 
 
 @case(COUNTS_TRUE, "Decoded tokens equal the ids given; what the cache has is not counted as computed")
