@@ -1,6 +1,7 @@
 """One run: a region, its callers, its faults; then peace, and a look at what is left.
 
-python -m tests.sim.system.run 17        runs seed 17 and says what it found; -v shows what the services logged
+python -m tests.sim.system.run 17        runs seed 17 and says what it found; -v shows what the services logged,
+                                         --wire all that was sent to the server
 """
 
 from __future__ import annotations
@@ -48,10 +49,15 @@ class Report:
     complaints: list[str]
     faults: list[str]
     log: list[str]
-    digest: str  # of all that was sent to the server, and when
+    wire: list[str]  # all that was sent to the server: when, by which client, where to, and how long it was
     virtual_s: float
     ended: dict[str, int] = field(default_factory=dict)
     started: dict[str, int] = field(default_factory=dict)  # attempts by why they ran
+
+    @property
+    def digest(self) -> str:
+        """Of the wire: equal for equal runs."""
+        return hashlib.blake2b("\n".join(self.wire).encode(), digest_size=16).hexdigest()
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {len(self.complaints)} complaints", *self.complaints, "faults:", *self.faults]
@@ -73,7 +79,7 @@ async def _simulate(seed: int, shape: Shape, asks: int, faults: int, log: list[s
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimLoop)
     region = Region(seed, loop, shape)
-    digest = _watch_wire(region, loop)
+    wire = _watch_wire(region, loop)
     try:
         await region.start()
         callers = Callers(region, draw_asks(seed, asks, ASKS_S))
@@ -83,7 +89,7 @@ async def _simulate(seed: int, shape: Shape, asks: int, faults: int, log: list[s
         complaints = await _trouble_and_peace(region, callers, plan, log)
         complaints += check_all(region, callers.asks)
         return Report(
-            seed, complaints, plan.applied, log, digest.hexdigest(), loop.time(), _ends(region), _starts(region)
+            seed, complaints, plan.applied, log, wire, loop.time(), _ends(region), _starts(region)
         )
     finally:
         await region.close()
@@ -119,17 +125,17 @@ def _starts(region: Region) -> dict[str, int]:
     return dict(Counter(attempt.reason for final in finals if final is not None for attempt in final.lineage))
 
 
-def _watch_wire(region: Region, loop: SimLoop) -> Any:
-    """Every message that reaches the server goes into one sum."""
-    digest = hashlib.blake2b(digest_size=16)
+def _watch_wire(region: Region, loop: SimLoop) -> list[str]:
+    """A line for every message that reaches the server."""
+    wire: list[str] = []
     publish = region.server.publish
 
     def watched(client: Any, subject: str, data: bytes, headers: Any, reply: str) -> None:
-        digest.update(f"{loop.time():.6f} {client._number} {subject} {len(data)}\n".encode())
+        wire.append(f"{loop.time():.6f} {client._number} {subject} {len(data)}")
         publish(client, subject, data, headers, reply)
 
     region.server.publish = watched  # type: ignore[method-assign]
-    return digest
+    return wire
 
 
 @contextmanager
@@ -169,7 +175,7 @@ def _logged() -> Iterator[list[str]]:
 
 
 def main() -> int:
-    seeds = [int(text) for text in sys.argv[1:] if text != "-v"]
+    seeds = [int(text) for text in sys.argv[1:] if not text.startswith("-")]
     failed = 0
     for seed in seeds:
         report = simulate(seed)
@@ -177,6 +183,8 @@ def main() -> int:
         print(report, report.ended, f"{report.virtual_s:.0f} s", report.digest)
         if "-v" in sys.argv:
             print("\n".join(report.log))
+        if "--wire" in sys.argv:
+            print("\n".join(report.wire))
     return int(failed > 0)
 
 
