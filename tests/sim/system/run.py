@@ -88,9 +88,7 @@ async def _simulate(seed: int, shape: Shape, asks: int, faults: int, log: list[s
         region.undisturbed = not plan.faults and not any(CRASH_ID in ask.prompt for ask in callers.asks)
         complaints = await _trouble_and_peace(region, callers, plan, log)
         complaints += check_all(region, callers.asks)
-        return Report(
-            seed, complaints, plan.applied, log, wire, loop.time(), _ends(region), _starts(region)
-        )
+        return Report(seed, complaints, plan.applied, log, wire, loop.time(), _ends(region), _starts(region))
     finally:
         await region.close()
 
