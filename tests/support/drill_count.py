@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import dropwhile
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -36,13 +37,15 @@ QUIET_S_MAX = 45.0  # from the last end to all counts being zero: leases and bea
 
 @dataclass
 class Ends:
-    """Terminal records as they were stored, each once: a second one under another sequence is a second end."""
+    """Terminal records as they were stored, each once: a second one under another sequence is a second end. But for
+    refusals before it: nothing was in the lane, and the key, or the message of a producer, was free for another try.
+    """
 
     stored: dict[str, dict[int, JobState]] = field(default_factory=lambda: defaultdict(dict))  # by job and sequence
 
     @property
     def twice(self) -> dict[str, dict[int, JobState]]:
-        return {job_id: found for job_id, found in self.stored.items() if len(found) > 1}
+        return {job_id: found for job_id, found in self.stored.items() if len(_ends(found)) > 1}
 
     async def listen(self, bus: Bus) -> None:
         async with follow(bus, subjects.jobs_stream(REGION), subjects.records_of(REGION), headers_only=True) as heads:
@@ -51,6 +54,13 @@ class Ends:
                 if state is not None and JobState(state).terminal:
                     job_id = subjects.record_parts(msg.subject)[2]
                     self.stored[job_id][ack_sequence(msg.reply)] = JobState(state)
+
+
+def _ends(stored: dict[int, JobState]) -> list[JobState]:
+    """Of a job that was accepted; of one that never was, its refusal."""
+    in_order = [stored[sequence] for sequence in sorted(stored)]
+    accepted = list(dropwhile(lambda state: state is JobState.REFUSED, in_order))
+    return accepted or in_order[-1:]
 
 
 @asynccontextmanager
