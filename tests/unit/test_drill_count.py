@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from laneway.core.job import JobState
+from laneway.core.lanes import JobState
 from tests.support.drill_count import Ends
 
 
