@@ -319,15 +319,17 @@ async def test_twenty_workers_pull_again_after_a_kill_and_no_job_is_lost(nats_se
         await provision(door, REGION, small_catalogue(), NatsSettings(), ack_wait_s=waits)
         wanted = set(await put(door, 30))
         done: set[str] = set()
+        connected_workers = set[int]()
         arrived, all_put = asyncio.Event(), asyncio.Event()
 
         async def work(number: int) -> None:
             async with connected(nats_server, f"w{number}") as bus, puller_of(bus) as puller:
+                connected_workers.add(number)
                 while not all_put.is_set() or done != wanted:
                     for delivery in await puller.pull(1):
                         done.add(delivery.job.record.job_id)
                         await delivery.ack()
-                    if len(done) >= 10:
+                    if len(done) >= 10 and len(connected_workers) == 20:  # who is about to connect would fail
                         arrived.set()
                     await asyncio.sleep(0.01)
 
