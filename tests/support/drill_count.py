@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from laneway.client import JobState, LanewayError, SchedulerClient
 from laneway.core import subjects
-from laneway.core.job import JobRecord
+from laneway.core.job import JobRecord, never_accepted
 from laneway.core.lanes import LANES
 from laneway.runtime.bus import Bus, BusError
 from laneway.runtime.following import follow
@@ -48,12 +48,14 @@ class Ends:
         return {job_id: found for job_id, found in self.stored.items() if len(_ends(found)) > 1}
 
     async def listen(self, bus: Bus) -> None:
-        async with follow(bus, subjects.jobs_stream(REGION), subjects.records_of(REGION), headers_only=True) as heads:
-            async for msg in heads:
+        async with follow(bus, subjects.jobs_stream(REGION), subjects.records_of(REGION)) as stored:
+            async for msg in stored:
                 state = (msg.headers or {}).get(subjects.H_RECORD_STATE)
                 if state is not None and JobState(state).terminal:
-                    job_id = subjects.record_parts(msg.subject)[2]
-                    self.stored[job_id][ack_sequence(msg.reply)] = JobState(state)
+                    # What the scheduler gave up, since no door put it into its lane, is free for another try too.
+                    record = decode_record(msg.data)
+                    ended = JobState.REFUSED if never_accepted(record) else record.state
+                    self.stored[record.job_id][ack_sequence(msg.reply)] = ended
 
 
 def _ends(stored: dict[int, JobState]) -> list[JobState]:

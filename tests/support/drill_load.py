@@ -30,6 +30,7 @@ from laneway.client import (
 )
 from laneway.core import subjects
 from laneway.core.ids import keyed_job_id
+from laneway.core.job import NOT_ACCEPTED
 from laneway.runtime.bus import Bus
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.wire import enums
@@ -254,6 +255,10 @@ class Callers:
             except LanewayError as error:
                 if not (patience and error.reason == "JOB_NOT_FOUND"):
                     raise
+            # A producer's message that did not get into its lane is tried again, under the same id.
+            if job is not None and patience and job.error is not None and job.error.reason == NOT_ACCEPTED:
+                job = None
+            if job is None:
                 await asyncio.sleep(0.2)
         asked.told.append(job.state.value)
         asked.attempts = job.attempt
