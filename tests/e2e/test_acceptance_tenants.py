@@ -31,7 +31,10 @@ async def test_a_tenant_sees_and_touches_only_its_own_jobs(tmp_path: Path):
     async with LocalStack(options(tmp_path, "acme", "other")) as stack:
         address = stack.addresses.admission
         async with Client(address, token="token-0") as acme, Client(address, token="token-1") as other:
-            job_id = (await acme.submit(model="chat", prompt="Hi", max_tokens=2000, ignore_eos=True)).job_id
+            long = await acme.submit(  # a slow machine takes a minute and more
+                model="chat", prompt="Hi", max_tokens=2000, ignore_eos=True, deadline_s=600.0
+            )
+            job_id = long.job_id
             for touch in (other.get_job, other.cancel, other.wait):
                 with pytest.raises(NotFound):
                     await touch(job_id)
