@@ -1,0 +1,77 @@
+"""The bare limit of the CPU engine: OpenVINO GenAI's own loop in a process of its own, with nothing around it.
+
+engine_overhead.py runs it. `python bare_openvino.py SLOTS KV_TOKENS` loads, prints `ready`, and for each line
+`SEED STREAMS PROMPT_TOKENS TOKENS` on stdin answers so many prompts, SLOTS at once, as fast as it can; then it prints
+how many tokens it made and in how many seconds.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy
+import openvino
+import openvino_genai
+
+from laneway.runtime import model_files
+from laneway.workers.engines.openvino import BLOCK_TOKENS, CHUNK_TOKENS
+
+THREADS = 1  # the adapter's default where there are two cores
+WORDS = range(1_000, 40_000)  # ids; those of control tokens are elsewhere
+
+
+def prompts(seed: int, streams: int, tokens: int) -> list[list[int]]:
+    """No two alike, so that nothing comes from a prefix cache; the same for all who are compared."""
+    rng = random.Random(f"prompts {seed}")
+    return [rng.sample(WORDS, tokens) for _ in range(streams)]
+
+
+def _pipeline(slots: int, kv_tokens: int) -> openvino_genai.ContinuousBatchingPipeline:
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.num_kv_blocks = -(-kv_tokens // BLOCK_TOKENS)
+    scheduler.max_num_batched_tokens = CHUNK_TOKENS
+    scheduler.max_num_seqs = slots
+    scheduler.dynamic_split_fuse = True
+    scheduler.enable_prefix_caching = True
+    path = model_files.find(model_files.SMOLLM2)
+    return openvino_genai.ContinuousBatchingPipeline(path, scheduler, "CPU", {"INFERENCE_NUM_THREADS": THREADS})
+
+
+def _answer(
+    pipeline: openvino_genai.ContinuousBatchingPipeline, slots: int, asked: Sequence[list[int]], tokens: int
+) -> int:
+    config = openvino_genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True, do_sample=False)
+    waiting = list(enumerate(asked))[::-1]
+    running = []
+    made = 0
+    while waiting or running:
+        while waiting and len(running) < slots:
+            number, ids = waiting.pop()
+            prompt = openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
+            running.append(pipeline.add_request(number, prompt, config))
+        pipeline.step()
+        for handle in running:
+            while handle.can_read():
+                made += sum(len(output.generated_ids) for output in handle.read().values())
+        running = [handle for handle in running if handle.get_status() == openvino_genai.GenerationStatus.RUNNING]
+    return made
+
+
+def main() -> None:
+    slots, kv_tokens = (int(text) for text in sys.argv[1:])
+    pipeline = _pipeline(slots, kv_tokens)
+    _answer(pipeline, slots, prompts(0, slots, CHUNK_TOKENS), 2)  # the first steps build kernels
+    print("ready", flush=True)
+    for line in sys.stdin:
+        seed, streams, prompt_tokens, tokens = (int(text) for text in line.split())
+        asked = prompts(seed, streams, prompt_tokens)
+        began_s = time.perf_counter()
+        made = _answer(pipeline, slots, asked, tokens)
+        print(made, time.perf_counter() - began_s, flush=True)
+
+
+if __name__ == "__main__":
+    main()
