@@ -149,8 +149,11 @@ async def gauges(address: str) -> dict[str, float]:
 
 
 async def nothing_is_live(stack: DrillStack, bus: Bus, timeout_s: float = QUIET_S_MAX) -> dict[str, float]:
-    """Waits until every count is zero and every record has ended; fails with what has not. A record whose job never came
-    into its lane is in no count: the scheduler ends it a while after the door that wrote it should have been done."""
+    """Waits until every count is zero and every record has ended; fails with what has not.
+
+    A record whose job never came into its lane is in no count: the scheduler ends it, some time after the door that
+    wrote it should have been done.
+    """
     last: dict[str, float] = {}
 
     async def quiet() -> bool:

@@ -11,7 +11,15 @@ from laneway.core.errors import ConfigError
 from laneway.core.lanes import Lane
 from laneway.runtime.catalogue import ENGINE_CAPABILITIES, capabilities_of, catalogue_of
 from laneway.runtime.config_load import leaves
-from laneway.runtime.settings import ModelSettings, Settings, load_settings, load_settings_with_origins, read_secret
+from laneway.runtime.engine_options import EngineOptions
+from laneway.runtime.settings import (
+    ModelSettings,
+    Settings,
+    WorkerSettings,
+    load_settings,
+    load_settings_with_origins,
+    read_secret,
+)
 
 
 @pytest.fixture
@@ -170,6 +178,8 @@ class TestCatalogue:
     def test_a_server_of_another_model_is_not_read_with_our_default_tokenizer(self):
         with pytest.raises(ValueError, match="tokenizer must be that of the model"):
             ModelSettings(name="a", engine="trtllm_grpc")
+        with pytest.raises(ValueError, match="tokenizer must be that of the model"):
+            ModelSettings(name="a", other_engines=("trtllm_grpc",))
         assert ModelSettings(name="a", engine="trtllm_grpc", tokenizer="bytes").engine == "trtllm_grpc"
 
     def test_an_engine_without_an_adapter_is_not_offered(self):
@@ -179,6 +189,23 @@ class TestCatalogue:
     def test_an_unknown_pool_is_named(self):
         with pytest.raises(ConfigError, match="known: chat-small"):
             Settings().engine_options_of("x")
+
+    def test_a_pool_of_several_engines_offers_what_all_of_them_can_do(self):
+        model = ModelSettings(name="a", exact=True, tokenizer="smollm2", other_engines=("simulated", "trtllm_grpc"))
+        offered = catalogue_of(Settings(models=(model,))).pools[0].capabilities
+        for name in Capabilities.__struct_fields__:
+            able = [getattr(ENGINE_CAPABILITIES[engine], name) for engine in (model.engine, *model.other_engines)]
+            if name != "exact":
+                assert getattr(offered, name) == min(able), name
+        assert (offered.top_logprobs, offered.seed, offered.strict_isolation, offered.exact) == (0, False, False, False)
+
+    def test_a_worker_with_another_engine_runs_it_with_its_own_options(self):
+        own = EngineOptions(pace_s=0.5)
+        model = ModelSettings(name="a", engine_options=EngineOptions(threads=2), other_engines=("simulated",))
+        settings = Settings(models=(model,), worker=WorkerSettings(engine="simulated", engine_options=own))
+        assert settings.engine_options_of("a-small") == own
+        same = Settings(models=(model,), worker=WorkerSettings(engine="openvino", engine_options=own))
+        assert same.engine_options_of("a-small").threads == 2
 
     def test_every_engine_of_the_settings_has_its_abilities(self):
         assert set(ENGINE_CAPABILITIES) == {"openvino", "simulated", "trtllm_grpc"}

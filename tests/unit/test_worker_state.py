@@ -14,7 +14,7 @@ from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import PullParams
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.params import headroom_params, interference_params, pull_params
-from laneway.runtime.settings import PolicySettings, Settings, WorkerSettings
+from laneway.runtime.settings import ModelSettings, PolicySettings, Settings, WorkerSettings
 from laneway.workers.ackwait import AckWait
 from laneway.workers.engine_keeper import RESTART_WINDOW_S, RESTARTS_MAX, restart_delay_s
 from laneway.workers.engines.protocol import EngineCapacity
@@ -195,6 +195,15 @@ def test_shares_become_counts_of_jobs(
 def test_a_worker_refuses_a_pool_that_is_not_in_the_catalogue():
     with pytest.raises(ConfigError, match="no such pool; known: chat-small"):
         options_of(Settings(worker=WorkerSettings(pool="nowhere")))
+
+
+def test_a_worker_has_an_engine_of_its_pool():
+    models = (ModelSettings(name="chat", other_engines=("simulated",)),)
+    assert options_of(Settings(models=models)).pool.engine == "openvino"
+    assert options_of(Settings(models=models, worker=WorkerSettings(engine="openvino"))).pool.engine == "openvino"
+    assert options_of(Settings(models=models, worker=WorkerSettings(engine="simulated"))).pool.engine == "simulated"
+    with pytest.raises(ConfigError, match='"trtllm_grpc": pool chat-small has openvino, simulated; name it in other'):
+        options_of(Settings(models=models, worker=WorkerSettings(engine="trtllm_grpc")))
 
 
 async def test_a_worker_refuses_a_promise_of_isolation_that_its_own_options_break():

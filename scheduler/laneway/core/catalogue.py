@@ -36,6 +36,11 @@ class Capabilities(Struct, frozen=True):
     exact: bool = False  # same text alone, batched and resumed at temperature 0
     prefix_cache: bool = False
 
+    def shared(self, other: Capabilities) -> Capabilities:
+        """What both offer, limits at the lower one."""
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in self.__struct_fields__}
+        return Capabilities(**{name: min(pair) for name, pair in pairs.items()})
+
     def names(self) -> list[str]:
         """Names of the abilities offered, limits as name=limit."""
         out: list[str] = []

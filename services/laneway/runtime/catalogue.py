@@ -81,6 +81,14 @@ def capabilities_of(engine: str, *, exact: bool = False) -> Capabilities:
     return replace(offered, exact=offered.exact or exact)
 
 
+def _shared_capabilities(model: ModelSettings) -> Capabilities:
+    """What every engine of its pool offers."""
+    offered = capabilities_of(model.engine, exact=model.exact)
+    for engine in model.other_engines:
+        offered = offered.shared(capabilities_of(engine))
+    return replace(offered, strict_isolation=offered.strict_isolation and _keeps_isolation(model))
+
+
 def pool_of(model: ModelSettings) -> Pool:
     profile = profile_of(model)
     prior = _prior_of(model, profile)
@@ -101,9 +109,7 @@ def pool_of(model: ModelSettings) -> Pool:
         workers=model.workers,
         kv_tokens=model.kv_tokens,
         tokenizer=tokenizer,
-        capabilities=replace(
-            capabilities_of(model.engine, exact=model.exact), strict_isolation=_keeps_isolation(model)
-        ),
+        capabilities=_shared_capabilities(model),
         max_tokens_default=model.max_tokens_default,
         temperature_default=model.temperature_default,
         queue_length=model.queue_length,
@@ -119,11 +125,11 @@ def pool_of(model: ModelSettings) -> Pool:
 
 
 def _keeps_isolation(model: ModelSettings) -> bool:
-    """Whether its workers can keep lower-lane prompts from slowing a token by more than a twentieth: the engine offers
-    it, finds slices of a prompt again in its prefix cache, and its steps take as long as what is in them asks for."""
+    """Whether its workers can keep lower-lane prompts from slowing a token by more than a twentieth: the engine finds
+    slices of a prompt again in its prefix cache, and its steps take as long as what is in them asks for."""
     options = model.engine_options or EngineOptions()
     timed = model.engine != "simulated" or bool(options.profile)
-    return capabilities_of(model.engine).strict_isolation and options.prefix_cache and timed
+    return options.prefix_cache and timed
 
 
 def profile_of(model: ModelSettings) -> EngineProfile | None:

@@ -33,6 +33,7 @@ Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 PositiveCount = Annotated[int, Meta(ge=1, le=1_000_000)]
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Bytes = Annotated[int, Meta(ge=KIB, le=1 << 40)]
+EngineName = Literal["openvino", "simulated", "trtllm_grpc"]
 Slug = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z", extra={"words": "1 to 64 of A-Z a-z 0-9 _ -"})]
 SlugOrEmpty = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,64}\Z", extra={"words": "at most 64 of A-Z a-z 0-9 _ -"})]
 # Job ids carry the region: core.ids.
@@ -180,10 +181,11 @@ class RoutingSettings(Section, frozen=True):
 class WorkerSettings(Section, frozen=True):
     name: SlugOrEmpty = ""  # stable across restarts; empty: made from host and process id
     pool: SlugOrEmpty = ""  # empty: the catalogue's first pool
+    engine: EngineName | Literal[""] = ""  # one of the pool's other_engines, run as engine_options here say; or empty
     slots: Count = 0  # 0: the pool's
     pull_fallback_s: PositiveSeconds = 0.25
     step_timeout_s: PositiveSeconds = 30.0  # an engine silent for this long with work is hung, and started again
-    engine_options: EngineOptions = EngineOptions()  # for pools whose model entry has none
+    engine_options: EngineOptions = EngineOptions()  # for pools whose model entry has none, and with worker.engine
 
 
 class LaneDefaults(Section, frozen=True):
@@ -256,7 +258,8 @@ class ModelSettings(Section, frozen=True):
     name: Slug
     tier: Slug = "small"
     pool: SlugOrEmpty = ""  # empty: <name>-<tier>
-    engine: Literal["openvino", "simulated", "trtllm_grpc"] = "openvino"
+    engine: EngineName = "openvino"
+    other_engines: tuple[EngineName, ...] = ()  # that some of its workers have instead; worker.engine says which
     tokenizer: str = ""  # "bytes", "smollm2", a .gguf or tokenizer.json path; empty: smollm2, or bytes if simulated
     context_length: Tokens = 8192
     vocabulary_size: Annotated[int, Meta(ge=0, le=10_000_000)] = 0  # 0: that of a named tokenizer
@@ -282,7 +285,7 @@ class ModelSettings(Section, frozen=True):
             raise ValueError("max_tokens_default must be below context_length")
         if self.kv_tokens < self.context_length and self.engine != "simulated":
             raise ValueError("kv_tokens must hold one sequence of context_length tokens")
-        if self.engine == "trtllm_grpc" and not self.tokenizer:
+        if "trtllm_grpc" in (self.engine, *self.other_engines) and not self.tokenizer:
             raise ValueError("tokenizer must be that of the model which the server of a trtllm_grpc pool serves")
 
     @property
@@ -319,7 +322,8 @@ class Settings(Section, frozen=True):
     def engine_options_of(self, pool: str) -> EngineOptions:
         """How a worker of this pool runs its engine."""
         model = self.model_of(pool)
-        options = model.engine_options or self.worker.engine_options
+        other = self.worker.engine not in ("", model.engine)
+        options = (None if other else model.engine_options) or self.worker.engine_options
         return msgspec.structs.replace(options, exact=options.exact or model.exact)
 
 

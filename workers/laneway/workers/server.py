@@ -11,6 +11,8 @@ import re
 import socket
 from random import Random
 
+from msgspec.structs import replace
+
 from laneway.core.catalogue import Capabilities, Pool
 from laneway.core.clock import Clock
 from laneway.core.errors import ConfigError
@@ -69,7 +71,7 @@ def options_of(settings: Settings, random: Random = SYSTEM_RANDOM) -> WorkerOpti
         region=settings.region.name,
         name=worker_name,
         worker_id=f"{worker_name[: TOKEN_LENGTH_MAX - 9]}-{random.randbytes(4).hex()}",
-        pool=pool,
+        pool=replace(pool, engine=_engine_of(settings, pool)),
         policy=settings.policy,
         ack_wait_s=settings.nats.ack_wait_s,
         slots=settings.worker.slots,
@@ -79,6 +81,18 @@ def options_of(settings: Settings, random: Random = SYSTEM_RANDOM) -> WorkerOpti
         retention_s=settings.nats.retention_s,
         drain_s=settings.process.drain_s,
     )
+
+
+def _engine_of(settings: Settings, pool: Pool) -> str:
+    """Which of the pool's engines this worker has."""
+    model = settings.model_of(pool.name)
+    own = settings.worker.engine or model.engine
+    if own not in (known := (model.engine, *model.other_engines)):
+        raise ConfigError(
+            f'worker.engine = "{own}": pool {pool.name} has {", ".join(known)}; name it in other_engines of its '
+            "[[models]] entry, so that the doors promise only what it can do as well"
+        )
+    return own
 
 
 def check_capabilities(pool: Pool, engine: Capabilities) -> None:
