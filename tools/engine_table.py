@@ -1,9 +1,10 @@
-"""Rewrites the table of docs/engines.md: which engine was held to which case of the conformance kit, and with what.
+"""Rewrites the tables of docs/engines.md: what each engine offers, which engine was held to which case of the
+conformance kit, and with what.
 
     python tools/engine_table.py simulated openvino     runs the kit on these pools of engine_table.toml
     python tools/engine_table.py trtllm.json            takes a report of `laneway engines check --json` made elsewhere
     python tools/engine_table.py fake:trtllm.json       the same, but what passed was a stand-in for the engine
-    python tools/engine_table.py                        brings cases and engines up to date, and runs nothing
+    python tools/engine_table.py                        brings abilities, cases and engines up to date, and runs nothing
 
 A column is as its engine was last run; an engine that was never run, and a case that is newer, say `not run`.
 """
@@ -23,6 +24,40 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "engines.md"
 POOLS = Path(__file__).with_suffix(".toml")
 BEGIN, END = "<!-- made by tools/engine_table.py -->\n", "<!-- end -->\n"
+ABILITIES_BEGIN = "<!-- abilities, made by tools/engine_table.py -->\n"
+# What each ability means to who reads the page; a number is a limit.
+ABILITIES = {
+    "logprobs": "log probability of each token",
+    "top_logprobs": "most alternatives told of a token",
+    "min_p": "min-p",
+    "top_k": "top-k",
+    "seed": "seeds",
+    "penalties": "repetition, presence and frequency penalties",
+    "logit_bias": "biases of single tokens",
+    "n": "most answers to a prompt",
+    "min_tokens": "least length of an answer",
+    "ignore_eos": "going on past the end token",
+    "tools": "tool calls",
+    "json_schema": "answers that keep a JSON schema",
+    "regex": "answers that match a regular expression",
+    "grammar": "answers that keep a grammar",
+    "adapters": "LoRA adapters",
+    "cache_salt": "a prefix cache for each salt",
+    "image_input": "images in prompts",
+    "embed": "embeddings",
+    "score": "scores",
+    "strict_isolation": "keeps strict isolation: steps are known, and prompts go in slices",
+    "token_ids_in": "takes token ids; else text, tokenised anew, and no run goes on from ids",
+    "token_ids_out": "gives token ids; else text, of which the worker makes ids",
+    "exact": "same greedy text alone, in a batch and resumed (openvino: with `exact = true`)",
+    "resumable_sampling": "seeds, penalties and least lengths hold for a run that goes on from ids; "
+    "where not, such a run goes on from its beginning, or ends ABORTED once a caller has seen output",
+    "prefix_cache": "keeps what prompts have in common",
+    "priority_inside": "what waits inside is ordered by priority",
+    "abort_steps": "steps until an abort is carried out; no: not known",
+    "speculation_control": "drafting can be changed while it runs",
+    "kv_figures": "tells its KV; else the settings are believed, and tokens counted",
+}
 NOT_RUN, REAL, FAKE = "not run", "real", "fake"
 CELLS = {Outcome.NOT_OFFERED: "not offered", Outcome.FAILED: "failed"}
 FAKE_PREFIX = "fake:"
@@ -45,7 +80,10 @@ def main() -> int:
         engine, column = column_of(report_of(name.removeprefix(FAKE_PREFIX)), fake=fake)
         columns[engine] = column
     before, _, rest = page.partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}{table(columns)}{END}{rest.partition(END)[2]}", encoding="utf-8")
+    page = f"{before}{BEGIN}{table(columns)}{END}{rest.partition(END)[2]}"
+    before, _, rest = page.partition(ABILITIES_BEGIN)
+    page = f"{before}{ABILITIES_BEGIN}{abilities()}{END}{rest.partition(END)[2]}"
+    PAGE.write_text(page, encoding="utf-8")
     return 0
 
 
@@ -93,6 +131,16 @@ def table(columns: Columns) -> str:
     for case in CASES:
         cells = [columns.get(engine, {}).get(case.name, NOT_RUN) for engine in engines]
         rows.append([f"`{case.name}`", case.holds, *cells])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def abilities() -> str:
+    """Each engine against each ability, as its adapter states them."""
+    engines = sorted(ENGINE_CAPABILITIES)
+    rows = [["ability", "meaning", *(f"`{engine}`" for engine in engines)], ["---"] * (2 + len(engines))]
+    for name, meaning in ABILITIES.items():
+        offered = [getattr(ENGINE_CAPABILITIES[engine], name) for engine in engines]
+        rows.append([f"`{name}`", meaning, *("yes" if each is True else str(each or "no") for each in offered)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

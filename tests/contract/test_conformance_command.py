@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from laneway.core.catalogue import Capabilities
 from laneway.runtime.catalogue import ENGINE_CAPABILITIES
 from laneway.workers.conformance.kit import CASES
 from tests.contract.test_conformance import PLANTED
@@ -74,6 +75,12 @@ def test_the_table_of_the_page_has_every_case_and_engine():
     assert table == engine_table.table(engine_table.columns_of(PAGE)), "run: python tools/engine_table.py"
     assert re.findall(r"^\| `([a-z0-9-]+)` ", table, re.MULTILINE) == NAMES
     assert set(engine_table.columns_of(PAGE)) == set(ENGINE_CAPABILITIES)
+
+
+def test_the_page_has_every_ability_of_every_engine():
+    assert set(engine_table.ABILITIES) == set(Capabilities.__struct_fields__)
+    table = PAGE.partition(engine_table.ABILITIES_BEGIN)[2].partition(engine_table.END)[0]
+    assert table == engine_table.abilities(), "run: python tools/engine_table.py"
 
 
 def test_the_table_says_what_was_run_and_nothing_else():

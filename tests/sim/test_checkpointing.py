@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from laneway.core import subjects
+from laneway.core.catalogue import Capabilities
 from laneway.core.job import GenerateTask, JobRecord, Sampling, TokenLogprob, claim
 from laneway.core.lanes import Lane, OnDisconnect
 from laneway.runtime.checkpoints import IDS_MAX, CheckpointStore
@@ -193,12 +194,18 @@ async def test_nothing_is_written_while_the_job_may_be_anothers():
     ],
 )
 def test_only_tokens_that_nobody_else_holds_are_written_while_a_job_runs(changes, sampling: Sampling, written: bool):
+    can = Capabilities()
     record: JobRecord = make_record(attached=changes.get("attached", False))
     on_disconnect = changes.get("on_disconnect", OnDisconnect.CANCEL)
     record = replace(record, contract=replace(record.contract, on_disconnect=on_disconnect))
     task = GenerateTask((1,), sampling)
-    assert kept_while_running(record, task) is written
-    assert worth_keeping(task) or not written
+    assert kept_while_running(record, task, can) is written
+    assert worth_keeping(task, can) or not written
+
+
+def test_tokens_of_a_seeded_run_are_kept_where_the_engine_goes_on_from_them():
+    task = GenerateTask((1,), replace(GREEDY, temperature=1.0, seed=1))
+    assert kept_while_running(make_record(attached=False), task, Capabilities(resumable_sampling=True))
 
 
 # --- trouble -----------------------------------------------------------------------------------------

@@ -7,15 +7,18 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from laneway.admission.streams import Offer as StreamOffer
 from laneway.admission.streams import Stream, StreamLimits, spliced
+from laneway.core.catalogue import Capabilities
 from laneway.core.checkpoints import UNKNOWN, Prefix
 from laneway.core.job import Attempt, GenerateTask, Sampling, TokenLogprob, Usage
-from laneway.core.lanes import FinishReason
+from laneway.core.lanes import FinishReason, Lane
 from laneway.runtime.bus import NotConnected
 from laneway.v1 import admission_pb2, bus_pb2, task_pb2
 from laneway.workers.emitter import Emitter
+from laneway.workers.engine_requests import request_of
 from laneway.workers.engines.protocol import SequenceStep
 from laneway.workers.outlets import Outlets
 from laneway.workers.resume import Continue, Offer, Rerun, Unsound, completed, plan_resume
@@ -344,7 +347,7 @@ def goes_on(*ids: int, kept: int = 0) -> Continue:
     ],
 )
 def test_an_attempt_goes_on_only_where_that_is_sound(sampling, delivered, exact, plan):
-    assert plan_resume(task(sampling), delivered, exact=exact) == plan
+    assert plan_resume(task(sampling), delivered, can=Capabilities(exact=exact)) == plan
 
 
 @pytest.mark.parametrize(
@@ -363,12 +366,35 @@ def test_an_attempt_goes_on_only_where_that_is_sound(sampling, delivered, exact,
     ],
 )
 def test_the_longest_sound_prefix_wins(delivered, others, checkpoint, plan):
-    assert plan_resume(task(SAMPLED), delivered, others, Prefix(checkpoint), exact=False) == plan
+    assert plan_resume(task(SAMPLED), delivered, others, Prefix(checkpoint), can=Capabilities()) == plan
 
 
 @pytest.mark.parametrize("sampling", [SEEDED, PENALISED])
 def test_a_checkpoint_is_of_no_use_where_ids_do_not_carry_the_sampling_state(sampling):
-    assert plan_resume(task(sampling), checkpoint=Prefix((5, 6)), exact=False) == goes_on()
+    assert plan_resume(task(sampling), checkpoint=Prefix((5, 6)), can=Capabilities()) == goes_on()
+
+
+@pytest.mark.parametrize("sampling", [SEEDED, PENALISED, Sampling(max_tokens=64, temperature=0.0, min_tokens=8)])
+def test_a_run_goes_on_from_ids_where_its_engine_finds_the_sampling_state_in_them(sampling):
+    can = Capabilities(resumable_sampling=True)
+    assert plan_resume(task(sampling), Offer(2, (5, 6)), can=can) == goes_on(5, 6)
+    assert plan_resume(task(sampling), checkpoint=Prefix((5, 6)), can=can) == goes_on(5, 6, kept=2)
+
+
+def test_several_answers_never_go_on_from_ids():
+    can = Capabilities(resumable_sampling=True, exact=True)
+    assert plan_resume(task(replace(SAMPLED, n=2)), Offer(2, (5, 6)), can=can) == Unsound(2)
+
+
+@pytest.mark.parametrize(("can", "plan"), [({}, Unsound(2)), ({"exact": True}, Rerun(2, (5, 6)))])
+def test_an_engine_that_is_given_text_does_not_go_on_from_ids(can, plan):
+    assert plan_resume(task(GREEDY), Offer(2, (5, 6)), can=Capabilities(token_ids_in=False, **can)) == plan
+
+
+def test_tokens_that_an_earlier_attempt_gave_count_for_the_least_length():
+    sampling = Sampling(max_tokens=64, min_tokens=3)
+    least = [request_of(1, task(sampling), Lane.BATCH, ids).min_tokens for ids in ((), (5, 6), (5, 6, 7, 8))]
+    assert least == [3, 1, 0]
 
 
 FIRST, NOT_BEGUN = Attempt(1, 0, "w1", 0.0, begun=True), Attempt(2, 0, "w2", 0.0)
@@ -398,7 +424,7 @@ def test_a_checkpoint_says_what_a_door_has_forgotten_if_there_was_one_run(delive
 
 def test_log_probabilities_of_a_checkpoint_stay_known_behind_which_a_door_is_ahead():
     known = TokenLogprob(-0.5)
-    plan = plan_resume(task(), Offer(2, (5, 6)), checkpoint=Prefix((5,), (known,)), exact=False)
+    plan = plan_resume(task(), Offer(2, (5, 6)), checkpoint=Prefix((5,), (known,)), can=Capabilities())
     assert isinstance(plan, Continue)
     assert plan.prefix.logprobs[0] == known
     assert math.isnan(plan.prefix.logprobs[1].logprob)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from laneway.core.catalogue import Capabilities
 from laneway.core.checkpoints import Prefix
 from laneway.core.clock import ManualClock
 from laneway.core.job import GenerateTask, LaneJob, ReferredJob, Sampling, TokenLogprob, claim, hand_back
@@ -112,7 +113,7 @@ async def test_what_a_second_read_of_checkpoints_gives_again_is_all_there_is():
     store = ShortStore()
     record = make_record(checkpoint_index=3)
     takeover = Takeover(LaneJob(record, TASK), cast(Any, store), lambda: False, "pool")
-    plan = await takeover.plan(record, exact=False)
+    plan = await takeover.plan(record, Capabilities())
     assert (plan.start_index, store.reads) == (2, 2)
 
 

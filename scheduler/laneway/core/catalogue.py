@@ -32,9 +32,15 @@ class Capabilities(Struct, frozen=True):
     score: bool = False
     strict_isolation: bool = False  # keeps Isolation.STRICT
     # facts about the engine, for operators and policy
-    token_ids: bool = True  # takes and gives token ids
+    token_ids_in: bool = True  # takes token ids; else text, which it tokenises anew, so that no run goes on from ids
+    token_ids_out: bool = True  # gives token ids; else text, of which the worker makes ids
     exact: bool = False  # same text alone, batched and resumed at temperature 0
+    resumable_sampling: bool = False  # seeds, penalties and min_tokens hold from ids on: nothing else carries them
     prefix_cache: bool = False
+    priority_inside: bool = False  # what waits in it is ordered by priority
+    abort_steps: int = 0  # steps from an abort's arrival in which the sequence may still be computed; 0: not known
+    speculation_control: bool = False  # how much it drafts can be changed while it runs
+    kv_figures: bool = False  # tells what KV it has and uses; else the settings are believed, and tokens counted
 
     def shared(self, other: Capabilities) -> Capabilities:
         """What both offer, limits at the lower one."""

@@ -366,15 +366,17 @@ def stored_late(record: JobRecord) -> bool:
     return unclaimed and record.attached and not record.idempotency_key and not record.contract.lane.may_park
 
 
-def resumable(task: GenerateTask) -> bool:
+def resumable(task: GenerateTask, *, sampling: bool = False) -> bool:
     """Whether a run may go on from given token ids without becoming a splice of two runs.
 
-    Sampling state that ids do not carry (a seed's position, penalties' counts, min_tokens) and several or constrained
-    outputs make it unsound.
+    Several or constrained outputs make it unsound, and sampling state that ids do not carry (a seed's position,
+    penalties' counts, min_tokens), unless the engine finds that in the ids (`sampling`: its resumable_sampling).
     """
     s = task.sampling
+    if s.n > 1 or task.constrained:
+        return False
     penalised = any(p is not None for p in (s.repetition_penalty, s.presence_penalty, s.frequency_penalty))
-    return not (s.n > 1 or task.constrained or (s.seed is not None and not s.greedy) or penalised or s.min_tokens)
+    return sampling or not ((s.seed is not None and not s.greedy) or penalised or s.min_tokens)
 
 
 class LaneJob(Struct, frozen=True):

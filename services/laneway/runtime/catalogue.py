@@ -34,10 +34,13 @@ ENGINE_CAPABILITIES: dict[str, Capabilities] = {
         penalties=True,
         min_tokens=True,
         ignore_eos=True,
-        token_ids=True,
         prefix_cache=True,
         strict_isolation=True,
+        priority_inside=True,
+        abort_steps=1,
+        kv_figures=True,
     ),
+    # Its next token depends on the seed and all tokens before it: so a seeded run goes on from its ids.
     "simulated": Capabilities(
         logprobs=True,
         top_logprobs=5,
@@ -47,10 +50,13 @@ ENGINE_CAPABILITIES: dict[str, Capabilities] = {
         penalties=True,
         min_tokens=True,
         ignore_eos=True,
-        token_ids=True,
         exact=True,
+        resumable_sampling=True,
         prefix_cache=True,
         strict_isolation=True,
+        priority_inside=True,
+        abort_steps=1,
+        kv_figures=True,
     ),
     # As read in the server's sources. Not offered: seeds, since its sampler keeps one for a whole batch (a seeded
     # answer changes with its company); cache salts, which its gRPC drops; biases, which it wants for the whole
@@ -63,7 +69,6 @@ ENGINE_CAPABILITIES: dict[str, Capabilities] = {
         penalties=True,
         min_tokens=True,
         ignore_eos=True,
-        token_ids=True,
         prefix_cache=True,
     ),
 }

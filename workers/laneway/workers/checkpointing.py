@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 from msgspec import Struct
 
+from laneway.core.catalogue import Capabilities
 from laneway.core.clock import Clock
 from laneway.core.job import GenerateTask, JobRecord, resumable
 from laneway.core.lanes import OnDisconnect
@@ -39,18 +40,18 @@ NEVER = sys.maxsize
 _log = structlog.get_logger(__name__)
 
 
-def worth_keeping(task: GenerateTask) -> bool:
-    """Whether anybody could go on from the tokens of this task."""
-    return resumable(task)
+def worth_keeping(task: GenerateTask, can: Capabilities) -> bool:
+    """Whether any worker of the pool could go on from the tokens of this task; those that made it may be unable to."""
+    return resumable(task, sampling=can.resumable_sampling)
 
 
-def kept_while_running(record: JobRecord, task: GenerateTask) -> bool:
+def kept_while_running(record: JobRecord, task: GenerateTask, can: Capabilities) -> bool:
     """Whether to write checkpoints while the job runs, and not only when it is handed back.
 
     Of an attached job that ends with its caller, the caller's door holds what was delivered, and nobody else wants it.
     """
     detached = not record.attached or record.contract.on_disconnect is OnDisconnect.KEEP
-    return detached and worth_keeping(task)
+    return detached and worth_keeping(task, can)
 
 
 class Tail:

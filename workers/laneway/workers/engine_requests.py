@@ -31,7 +31,7 @@ def request_of(request_id: int, task: GenerateTask, lane: Lane, done: Sequence[i
         presence_penalty=s.presence_penalty,
         frequency_penalty=s.frequency_penalty,
         logit_bias=dict(s.logit_bias),
-        min_tokens=s.min_tokens or 0,
+        min_tokens=max(0, (s.min_tokens or 0) - len(done)),
         ignore_eos=s.ignore_eos,
         json_schema=task.json_schema,
         adapter=task.adapter,

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from laneway.core.catalogue import Capabilities
 from laneway.core.checkpoints import UNKNOWN, Prefix, spans
 from laneway.core.job import Attempt, GenerateTask, resumable
 
@@ -62,18 +63,24 @@ class Unsound(Struct, frozen=True):
 Plan = Continue | Rerun | Unsound
 
 
+def goes_on(task: GenerateTask, can: Capabilities) -> bool:
+    """Whether an engine that can do so much may go on from ids of this task. One that is given text may read other ids
+    into it than those that were delivered."""
+    return can.token_ids_in and resumable(task, sampling=can.resumable_sampling)
+
+
 def plan_resume(
     task: GenerateTask,
     delivered: Offer = NOTHING,
     others: Iterable[Offer] = (),
     checkpoint: Prefix = NO_PREFIX,
     *,
-    exact: bool,
+    can: Capabilities,
 ) -> Plan:
     """`delivered`: by the door of the caller who waits for the job, if any; `others`: by doors whose callers watch it.
-    `exact`: the engine gives the same greedy answer alone, batched and again.
+    `can`: of the engine that takes the job up.
     """
-    if resumable(task) and delivered.whole:
+    if goes_on(task, can) and delivered.whole:
         plan = _joined(delivered.ids, checkpoint)
         for other in others:
             if other.whole and other.ids[: plan.start_index] == plan.prefix.ids:
@@ -81,7 +88,7 @@ def plan_resume(
         return plan
     if not delivered.next_index:
         return Continue()
-    if exact and task.sampling.greedy and task.sampling.n == 1:
+    if can.exact and task.sampling.greedy and task.sampling.n == 1:
         return Rerun(delivered.next_index, delivered.ids)
     return Unsound(delivered.next_index)
 

@@ -172,7 +172,7 @@ class JobRun:
                 self.outcome = None  # that of the sequence we discarded
             if not self._seating.alone(self):
                 self._end(Outcome(Kind.HANDED_BACK))
-        plan = await self._takeover.plan(self._owned.record, exact=self._bench.exact)
+        plan = await self._takeover.plan(self._owned.record, self._bench.pool.capabilities)
         if self.outcome is not None:
             return
         if isinstance(plan, Unsound):
@@ -383,9 +383,10 @@ class JobRun:
         self._bench.emitter.flush()
         assert self._owned is not None
         record, task, checkpointing = self._owned.record, self.job.task, self._bench.checkpointing
-        if worth_keeping(task):
+        can = self._bench.pool.capabilities
+        if worth_keeping(task, can):
             self._tail = Tail(record, self._generation.transcript, self._ours, known=checkpointed)
-            if self.outcome is None and kept_while_running(record, task):
+            if self.outcome is None and kept_while_running(record, task, can):
                 checkpointing.follow(self._tail)
 
     def _ours(self) -> bool:

@@ -11,12 +11,13 @@ from collections.abc import Callable
 
 import structlog
 
+from laneway.core.catalogue import Capabilities
 from laneway.core.checkpoints import Prefix
-from laneway.core.job import JobRecord, LaneJob, resumable
+from laneway.core.job import JobRecord, LaneJob
 from laneway.runtime.bus import BusError, NotPermitted
 from laneway.runtime.checkpoints import CheckpointStore
 from laneway.workers import metrics
-from laneway.workers.resume import NOTHING, Continue, Offer, Plan, Rerun, completed, plan_resume
+from laneway.workers.resume import NOTHING, Continue, Offer, Plan, Rerun, completed, goes_on, plan_resume
 
 ATTACH_WAIT_S = 0.2  # a taker waits so long for the caller's door to say what it delivered
 READ_S_MAX = 5.0  # for reading checkpoints, where NATS has trouble: as long as a stream may be without a leader
@@ -43,16 +44,16 @@ class Takeover:
     def heard(self) -> None:
         self._wake.set()
 
-    async def plan(self, record: JobRecord, *, exact: bool) -> Plan:
-        """How the attempt of this record, which is claimed, begins."""
+    async def plan(self, record: JobRecord, can: Capabilities) -> Plan:
+        """How the attempt of this record, which is claimed, begins on an engine that can do so much."""
         task = self._job.task
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hear_door(record))
-            reading = group.create_task(self._read(record)) if resumable(task) else None
+            reading = group.create_task(self._read(record)) if goes_on(task, can) else None
         checkpoint = reading.result() if reading is not None else Prefix()
         own = self._offers.get(record.door, NOTHING) if record.attached else NOTHING
         others = [offer for door, offer in self._offers.items() if not (record.attached and door == record.door)]
-        plan = plan_resume(task, completed(own, checkpoint, record.lineage), others, checkpoint, exact=exact)
+        plan = plan_resume(task, completed(own, checkpoint, record.lineage), others, checkpoint, can=can)
         self._count(record, plan, max(len(checkpoint), record.checkpoint_index, own.next_index))
         return plan
 

@@ -15,7 +15,6 @@ import structlog
 from laneway.core.catalogue import Pool
 from laneway.core.clock import Clock
 from laneway.core.fleet import Plan
-from laneway.core.job import resumable
 from laneway.core.lanes import Lane
 from laneway.policy.lengths import LengthBook
 from laneway.policy.preempt import (
@@ -31,6 +30,7 @@ from laneway.workers import metrics
 from laneway.workers.ledger import Seats
 from laneway.workers.predicting import predicted_tokens
 from laneway.workers.rates import Rates
+from laneway.workers.resume import goes_on
 from laneway.workers.run import JobRun
 from laneway.workers.runs import Runs
 
@@ -145,7 +145,7 @@ class Yielding:
             generated=run.generated,
             predicted=self._predicted(run),
             deadline_s=record.contract.deadline_s,
-            resumable=resumable(task),
+            resumable=goes_on(task, self._pool.capabilities),
             preemptions=run.preemptions,
             kept=run.kept,
             ending=run.outcome is not None,

@@ -27,9 +27,7 @@ class Subject:
     can: Capabilities  # what it offers; `exact` as well: with it, texts are compared
     kill: Callable[[Engine], object] | None = None  # ends one without its consent; None: no way to
     wide_prompt: str = WIDE_PROMPT  # whose answer has characters of several bytes
-    # Calls of the sink from an abort to the end it brings: what was on its way, the step that ran, the one that says
-    # so. More for an engine that looks for aborts now and then.
-    abort_calls: int = 3
+    abort_calls: int = 3  # calls of the sink from an abort to the end it brings (abort_calls_of)
     silence_s: float = 60.0  # an engine with work that says nothing for so long has failed the case
     case_s: float = 300.0  # for one case, whatever is said
 
@@ -42,7 +40,14 @@ def subject_of(pool: Pool, options: EngineOptions) -> Subject:
         tokenizer=load_tokenizer(pool.tokenizer),
         can=pool.capabilities,
         kill=kill_process if own_process else None,
+        abort_calls=abort_calls_of(pool.capabilities),
     )
+
+
+def abort_calls_of(can: Capabilities) -> int:
+    """What was on its way, the steps that may still compute the sequence, and the one that says that it has ended. An
+    engine whose steps nobody knows gets the step that the contract allows."""
+    return 2 + max(1, can.abort_steps)
 
 
 def kill_process(engine: Engine) -> None:
