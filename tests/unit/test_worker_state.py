@@ -12,6 +12,7 @@ from laneway.core.catalogue import Capabilities
 from laneway.core.errors import ConfigError
 from laneway.core.lanes import LANES, Lane
 from laneway.policy.pull import PullParams
+from laneway.runtime.catalogue import catalogue_of
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.params import headroom_params, interference_params, pull_params
 from laneway.runtime.settings import ModelSettings, PolicySettings, Settings, WorkerSettings
@@ -199,6 +200,9 @@ def test_a_worker_refuses_a_pool_that_is_not_in_the_catalogue():
 
 def test_a_worker_has_an_engine_of_its_pool():
     models = (ModelSettings(name="chat", other_engines=("simulated",)),)
+    settings = Settings(models=models, worker=WorkerSettings(engine="simulated"))
+    assert options_of(settings).pool.capabilities.resumable_sampling, "what it can do, whatever the others cannot"
+    assert not catalogue_of(settings).pools[0].capabilities.resumable_sampling
     assert options_of(Settings(models=models)).pool.engine == "openvino"
     assert options_of(Settings(models=models, worker=WorkerSettings(engine="openvino"))).pool.engine == "openvino"
     assert options_of(Settings(models=models, worker=WorkerSettings(engine="simulated"))).pool.engine == "simulated"

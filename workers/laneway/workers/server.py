@@ -19,7 +19,7 @@ from laneway.core.errors import ConfigError
 from laneway.core.ids import TOKEN_LENGTH_MAX
 from laneway.runtime import metrics
 from laneway.runtime.bus import Bus
-from laneway.runtime.catalogue import catalogue_of
+from laneway.runtime.catalogue import capabilities_of, catalogue_of
 from laneway.runtime.clock import SYSTEM_RANDOM, SystemClock
 from laneway.runtime.lifecycle import announce_ready
 from laneway.runtime.settings import Settings
@@ -71,7 +71,7 @@ def options_of(settings: Settings, random: Random = SYSTEM_RANDOM) -> WorkerOpti
         region=settings.region.name,
         name=worker_name,
         worker_id=f"{worker_name[: TOKEN_LENGTH_MAX - 9]}-{random.randbytes(4).hex()}",
-        pool=replace(pool, engine=_engine_of(settings, pool)),
+        pool=_own(settings, pool),
         policy=settings.policy,
         ack_wait_s=settings.nats.ack_wait_s,
         slots=settings.worker.slots,
@@ -83,8 +83,8 @@ def options_of(settings: Settings, random: Random = SYSTEM_RANDOM) -> WorkerOpti
     )
 
 
-def _engine_of(settings: Settings, pool: Pool) -> str:
-    """Which of the pool's engines this worker has."""
+def _own(settings: Settings, pool: Pool) -> Pool:
+    """The pool as this worker serves it: with its own engine of those that the pool has, and what that one can do."""
     model = settings.model_of(pool.name)
     own = settings.worker.engine or model.engine
     if own not in (known := (model.engine, *model.other_engines)):
@@ -92,7 +92,8 @@ def _engine_of(settings: Settings, pool: Pool) -> str:
             f'worker.engine = "{own}": pool {pool.name} has {", ".join(known)}; name it in other_engines of its '
             "[[models]] entry, so that the doors promise only what it can do as well"
         )
-    return own
+    able = capabilities_of(own, exact=settings.engine_options_of(pool.name).exact)
+    return replace(pool, engine=own, capabilities=replace(able, strict_isolation=pool.capabilities.strict_isolation))
 
 
 def check_capabilities(pool: Pool, engine: Capabilities) -> None:
