@@ -6,19 +6,23 @@ That sound engines pass it is in test_engines.py.
 from __future__ import annotations
 
 import ast
+import dataclasses
 from itertools import count
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import laneway.workers.conformance
 from laneway.core.catalogue import Pool
+from laneway.core.lanes import FinishReason
 from laneway.runtime.catalogue import capabilities_of
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.tokenizer import load_tokenizer
 from laneway.workers.conformance.kit import CASES, Outcome, Report, run_kit
+from laneway.workers.conformance.listener import Breach, Listener
 from laneway.workers.conformance.subject import Subject
-from laneway.workers.engines.protocol import Engine
+from laneway.workers.engines.protocol import Engine, EngineRequest, EngineStats, SequenceStep
 from laneway.workers.engines.registry import spec_of
 from laneway.workers.engines.simulated import make_core
 from laneway.workers.engines.simulated_inline import InlineEngine
@@ -159,6 +163,22 @@ async def test_what_an_engine_does_not_offer_is_never_passed():
     assert {r.case for r in report.results if r.outcome is Outcome.NOT_OFFERED} == expected
     assert report.of("resume").message == "needs exact"
     assert report.failed == []
+
+
+@pytest.mark.looptime
+async def test_text_that_becomes_ids_has_no_exact_length_yet_is_never_too_long():
+    can = replace(pool().capabilities, token_ids_out=False)
+    subject = dataclasses.replace(subject_with(planted.LastChunkLost), can=can)
+    found = (await run_kit(subject)).of("length-exact")
+    assert (found.outcome, found.message) == (Outcome.NOT_OFFERED, "needs token_ids_out")
+    breaches: list[Breach] = []
+    listener = Listener(breaches, own_ids=False)
+    for request_id, ids in ((1, [65]), (2, [65, 66, 67])):
+        listener.expect(EngineRequest(request_id, (1,), 2))
+        listener.on_step([SequenceStep(request_id, ids, finish=FinishReason.LENGTH)], EngineStats())
+    assert [breach.message for breach in breaches if breach.case == "length-exact"] == [
+        "3 ids at finish length of max_tokens 2"
+    ]
 
 
 def test_the_kit_needs_no_pytest():

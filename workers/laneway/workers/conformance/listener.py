@@ -58,8 +58,9 @@ class Heard:
 class Listener:
     """The StepSink of one engine, from its start to its end."""
 
-    def __init__(self, breaches: list[Breach]) -> None:
+    def __init__(self, breaches: list[Breach], *, own_ids: bool = True) -> None:
         self._breaches = breaches
+        self._own_ids = own_ids  # the engine gives ids, and not text that becomes some
         self._ids_told = 0
         self.heard: dict[int, Heard] = {}
         self.live: set[int] = set()
@@ -141,7 +142,7 @@ class Listener:
 
     def _look_at_end(self, heard: Heard) -> None:
         made, asked = len(heard.ids), heard.request.max_tokens
-        if made > max(0, asked) or (heard.finish is FinishReason.LENGTH and made != asked):
+        if made > max(0, asked) or (self._own_ids and heard.finish is FinishReason.LENGTH and made != asked):
             self._note(LENGTH_EXACT, f"{made} ids at finish {heard.finish} of max_tokens {asked}")
         if heard.finish is FinishReason.ERROR and not in_our_words(heard.message):
             self._note(OUR_WORDS, f"a request failed with the message {heard.message!r}")

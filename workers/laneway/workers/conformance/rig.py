@@ -52,7 +52,7 @@ class Rig:
     async def restart(self) -> None:
         """Another engine in place of the present one. Raises EngineStartError."""
         await self.close()
-        engine, listener = self.subject.make(), Listener(self.breaches)
+        engine, listener = self.subject.make(), Listener(self.breaches, own_ids=self.can.token_ids_out)
         try:
             capacity = await engine.start(listener)
         except BaseException:

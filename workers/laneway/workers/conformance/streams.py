@@ -23,7 +23,11 @@ async def ends_once(rig: Rig) -> None:
     await rig.run(prompt, 4)  # what follows an end by mistake has come by the end of this
 
 
-@case(LENGTH_EXACT, "At finish LENGTH exactly max_tokens ids were given: the first and the last among them")
+@case(
+    LENGTH_EXACT,
+    "At finish LENGTH exactly max_tokens ids were given: the first and the last among them",
+    needs=("token_ids_out",),
+)
 async def length_exact(rig: Rig) -> None:
     prompt = rig.prompt(QUESTIONS[1])
     for tokens in (1, 2, 33):

@@ -8,9 +8,11 @@ calls that never block it, and may come at any time: while a step runs, and from
 
 What holds for a sequence. Its sink sees, in order: zero or more deltas without a finish, then exactly one delta with a
 finish; nothing after it. Ids arrive each once and in order, the last with the finish or before it. At LENGTH there are
-exactly `max_tokens` of them. At STOP the token that stopped the run is not among them. CANCELLED answers an abort. A
-request that the engine cannot run, or fails on, ends with ERROR and a message of ours that names no library, file or
-path; it harms no other. A prompt is computed whole or refused, never cut.
+exactly `max_tokens` of them, or fewer where the engine gives text (`token_ids_out`), of which other ids were made than
+its model had. At STOP the token that stopped the run is not among them. CANCELLED answers an abort; unasked, it says
+that the engine lost this sequence alone, and that others may go on with it. A request that the engine cannot run, or
+fails on, ends with ERROR and a message of ours that names no library, file or path; it harms no other. A prompt is
+computed whole or refused, never cut.
 
 What holds for the engine. All sequences of a step come in one call of the sink, each once. `stats` are a recount of the
 live sequences; those since the start only grow, `steps` in any case while tokens come, if only by reports: an engine
