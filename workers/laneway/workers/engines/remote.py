@@ -42,6 +42,10 @@ class RemoteRefusal(Exception):
     """This request cannot be run, or failed; the others go on. The message reaches the caller: our words."""
 
 
+class RemoteLost(Exception):
+    """This request came to nothing through no fault of its own; the server goes on. The message is for our log."""
+
+
 class RemoteGone(Exception):
     """The server serves no more; the message says why."""
 
@@ -69,7 +73,7 @@ class RemoteServer(Protocol):
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceStep, None]:
         """The answer as it comes; the last step has a finish. Closing it gives the connection up and is no word to the
-        server that it may stop. Raises RemoteRefusal or RemoteGone."""
+        server that it may stop. Raises RemoteRefusal, RemoteLost or RemoteGone."""
         ...
 
     async def stop(self, request_id: int) -> None:
@@ -101,8 +105,16 @@ class _Live:
 class RemoteEngine:
     """The Engine port to a RemoteServer. Started once; a new one is made when the server was gone."""
 
-    def __init__(self, server: RemoteServer, capabilities: Capabilities, start_timeout_s: float) -> None:
+    def __init__(
+        self,
+        server: RemoteServer,
+        capabilities: Capabilities,
+        start_timeout_s: float,
+        *,
+        gather_s: float = GATHER_S,
+    ) -> None:
         self._server = server
+        self._gather_s = gather_s
         self._capabilities = capabilities
         self._able = capabilities
         self._start_timeout_s = start_timeout_s
@@ -235,6 +247,10 @@ class RemoteEngine:
             case RemoteGone():
                 self._lose(str(error))
                 return
+            case RemoteLost():
+                log.warning("remote_request_lost", server=self._server.name, reason=str(error))
+                self._hear(SequenceStep(request_id, [], finish=FinishReason.CANCELLED))
+                return
             case RemoteRefusal():
                 message = str(error)
             case _:
@@ -250,7 +266,7 @@ class RemoteEngine:
         if live.aborted and step.finish is FinishReason.ERROR:  # what the server makes of an abort
             step.finish, step.message = FinishReason.CANCELLED, ""
         if not self._heard:
-            asyncio.get_running_loop().call_later(GATHER_S, self._tell)
+            asyncio.get_running_loop().call_later(self._gather_s, self._tell)
         heard = self._heard.get(step.id)
         self._heard[step.id] = step if heard is None else _joined(heard, step)
 
