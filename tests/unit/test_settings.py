@@ -123,7 +123,7 @@ class TestMistakes:
             ("MODELS", '[{"name": "a", "slots": 0}]', "models[0].slots"),
             ("MODELS", '[{"name": "a", "slotz": 0}]', "did you mean models[0].slots?"),
             ("MODELS", '[{"name": "a"}, {"tier": "b"}]', "models[1]: object missing required field `name`"),
-            ("MODELS", '[{"name": "a", "engine": "triton"}]', "models[0].engine: must be one of openvino, simulated"),
+            ("MODELS", '[{"name": "a", "engine": "triton"}]', "models[0].engine: must be one of openai, openvino"),
             ("MODELS", '[{"name": "a"}, {"name": "a"}]', "several models have the pool a-small"),
             ("POLICY__REFUSAL_JITTER_MIN", "9", "refusal_jitter_min is above refusal_jitter_max"),
         ],
@@ -183,7 +183,7 @@ class TestCatalogue:
         assert ModelSettings(name="a", engine="trtllm_grpc", tokenizer="bytes").engine == "trtllm_grpc"
 
     def test_an_engine_without_an_adapter_is_not_offered(self):
-        with pytest.raises(ConfigError, match="known: openvino, simulated, trtllm_grpc"):
+        with pytest.raises(ConfigError, match="known: openai, openvino, simulated, trtllm_grpc"):
             capabilities_of("trtllm")
 
     def test_an_unknown_pool_is_named(self):
@@ -208,7 +208,7 @@ class TestCatalogue:
         assert same.engine_options_of("a-small").threads == 2
 
     def test_every_engine_of_the_settings_has_its_abilities(self):
-        assert set(ENGINE_CAPABILITIES) == {"openvino", "simulated", "trtllm_grpc"}
+        assert set(ENGINE_CAPABILITIES) == {"openai", "openvino", "simulated", "trtllm_grpc"}
         assert all(isinstance(offered, Capabilities) for offered in ENGINE_CAPABILITIES.values())
 
 

@@ -58,6 +58,10 @@ ENGINE_CAPABILITIES: dict[str, Capabilities] = {
         abort_steps=1,
         kv_figures=True,
     ),
+    # What servers of this kind have in common: for the rest some have no field, or another name. Seeds are kept as well
+    # as may be, and of penalties repetition is missing, so neither is offered. Ids go in where all its providers take
+    # them (capabilities_of); those that come out are made of text.
+    "openai": Capabilities(logprobs=True, top_k=False, ignore_eos=False, token_ids_out=False),
     # As read in the server's sources. Not offered: seeds, since its sampler keeps one for a whole batch (a seeded
     # answer changes with its company); cache salts, which its gRPC drops; biases, which it wants for the whole
     # vocabulary with each request; schemas and adapters, of which it does not say whether it was started with them.
@@ -78,17 +82,22 @@ LOAD_S, PREFILL_TOKENS_PER_S, DECODE_TOKENS_PER_S = 10.0, 1000.0, 50.0  # where 
 VOCABULARY_SIZES = {"bytes": 260, "smollm2": 49_152}  # of the tokenizers that are known by name
 
 
-def capabilities_of(engine: str, *, exact: bool = False) -> Capabilities:
-    """What a pool of this engine offers; ConfigError for an engine that this release has no adapter for."""
+def capabilities_of(engine: str, options: EngineOptions | None = None, *, exact: bool = False) -> Capabilities:
+    """What a pool of this engine offers, with these options where they are known.
+
+    ConfigError for an engine that this release has no adapter for.
+    """
     offered = ENGINE_CAPABILITIES.get(engine)
     if offered is None:
         raise ConfigError(f"there is no engine {engine!r}; known: {', '.join(sorted(ENGINE_CAPABILITIES))}")
-    return replace(offered, exact=offered.exact or exact)
+    providers = options.providers if engine == "openai" and options is not None else ()
+    token_ids_in = offered.token_ids_in and all(provider.takes_ids for provider in providers)
+    return replace(offered, exact=offered.exact or exact, token_ids_in=token_ids_in)
 
 
 def _shared_capabilities(model: ModelSettings) -> Capabilities:
     """What every engine of its pool offers."""
-    offered = capabilities_of(model.engine, exact=model.exact)
+    offered = capabilities_of(model.engine, model.engine_options, exact=model.exact)
     for engine in model.other_engines:
         offered = offered.shared(capabilities_of(engine))
     return replace(offered, strict_isolation=offered.strict_isolation and _keeps_isolation(model))

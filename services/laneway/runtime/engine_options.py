@@ -17,6 +17,24 @@ PaceSeconds = Annotated[float, Meta(ge=0, le=60)]
 MeanTokens = Annotated[float, Meta(ge=0, le=1e6)]
 
 
+class ProviderOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An OpenAI-compatible server that an `openai` engine asks."""
+
+    base_url: str  # up to its version, as https://api.example.com/v1
+    name: str = ""  # in messages, logs and quotas; empty: its host
+    route: Literal["completions", "chat"] = "completions"  # chat: messages go out, and no answer is gone on with
+    served_model: str = ""  # as the server calls it; empty: the only one that it lists
+    prompt_ids: bool = True  # its completions take token ids; else text, and no answer is gone on with
+    api_key_file: str = ""
+    api_key_env: str = ""  # name of an environment variable that holds the key
+    tls_ca_file: str = ""  # who may have signed its certificate; empty: whom this machine trusts
+    plain_http: bool = False  # http also to another machine: prompts, answers and the key can be read on the way
+
+    @property
+    def takes_ids(self) -> bool:
+        return self.route == "completions" and self.prompt_ids
+
+
 class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     start_timeout_s: TimeoutSeconds = 180.0  # until the engine can take requests
 
@@ -27,6 +45,9 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     # engines that live in a server of their own, which the worker does not start
     address: str = ""  # host:port of it; plain text, so on this machine or in a network that is trusted
     health_interval_s: TimeoutSeconds = 10.0  # between two looks whether it is well, also while nothing runs
+
+    # openai
+    providers: tuple[ProviderOptions, ...] = ()  # one, or several of the same model
 
     # engines that compute prompts in slices and keep them
     prefill_chunk_tokens: Count = 0  # most tokens of a step: how long a prompt holds up others; 0: as suits the engine

@@ -92,7 +92,8 @@ def _own(settings: Settings, pool: Pool) -> Pool:
             f'worker.engine = "{own}": pool {pool.name} has {", ".join(known)}; name it in other_engines of its '
             "[[models]] entry, so that the doors promise only what it can do as well"
         )
-    able = capabilities_of(own, exact=settings.engine_options_of(pool.name).exact)
+    options = settings.engine_options_of(pool.name)
+    able = capabilities_of(own, options, exact=options.exact)
     return replace(pool, engine=own, capabilities=replace(able, strict_isolation=pool.capabilities.strict_isolation))
 
 

@@ -39,8 +39,16 @@ def make_engine(pool: Pool, options: EngineOptions) -> Engine:
                 f"the trtllm_grpc engine needs the package smg-grpc-proto: pip install 'laneway[trtllm-grpc]' ({error})"
             ) from error
         return make_trtllm_grpc(pool, options)
+    if pool.engine == "openai":
+        try:
+            from laneway.workers.engines.openai import make_openai
+        except ImportError as error:
+            raise ConfigError(
+                f"the openai engine needs the package httpx2: pip install 'laneway[openai]' ({error})"
+            ) from error
+        return make_openai(pool, options)
     if pool.engine not in STEP_ENGINES:
-        known = ", ".join((*STEP_ENGINES, "trtllm_grpc"))
+        known = ", ".join((*STEP_ENGINES, "openai", "trtllm_grpc"))
         raise ConfigError(f'engine = "{pool.engine}" of pool {pool.name}: known engines are {known}')
     from laneway.workers.engines.host import ProcessEngine
 
