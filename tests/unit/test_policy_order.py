@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import pkgutil
 import re
 from collections.abc import Callable, Mapping
@@ -47,7 +48,10 @@ from laneway.policy import (
     parked,
     plan,
     preempt,
+    providers,
     pull,
+    quota,
+    rate_headers,
     release,
     route,
     stealing,
@@ -67,6 +71,7 @@ EXCUSED = {  # their order is what they are told
     "desired.merged": "curves, each by time",
     "fire.stagger": "jobs by latest start; it gives a time for each, in their order",
     "holding.plan_holds": "sums by latest start, and a forecast by time",
+    "quota.take": "wants, granted in their order",
     "route.digest_of": "zones are passed on as they are",
     "single_flight.may_join": "token ids",
     "step_prior.relative_errors": "an error for each step, in their order",
@@ -534,3 +539,47 @@ def test_where_a_request_goes(data: st.DataObject, lane: Lane, found: list[route
     other = data.draw(st.permutations(found))
     ask = route.Ask("chat", lane)
     assert route.route(ask, found, home="a") == route.route(ask, other, home="a")
+
+
+# --- rented providers --------------------------------------------------------------------------------
+
+waits = st.sampled_from([0.0, 0.5, 3.0, math.inf])
+offers = st.builds(providers.Offer, st.sampled_from("ab"), st.sampled_from([0.0, 1.0, 2.0]), waits, waits)
+told = st.builds(
+    rate_headers.Told,
+    st.sampled_from(["requests", "tokens"]),
+    st.just(10.0),
+    st.sampled_from([0.0, 1.0, 2.0]),
+    st.sampled_from([NOW_S, NOW_S + 1.0]),
+    st.just(NOW_S + 9.0),
+)
+
+
+@covers("providers.choose")
+@given(both=some(offers), deadline_in_s=st.sampled_from([1.0, 5.0, math.inf]))
+def test_a_provider_is_chosen_in_any_order(
+    both: tuple[list[providers.Offer], list[providers.Offer]], deadline_in_s: float
+):
+    one, other = both
+    assert providers.choose(one, deadline_in_s) == providers.choose(other, deadline_in_s)
+
+
+@covers("quota.told")
+@given(both=some(told))
+def test_a_providers_counts_are_taken_in_any_order(both: tuple[list[rate_headers.Told], list[rate_headers.Told]]):
+    one, other = both
+    assert quota.told(quota.QuotaRecord(), one) == quota.told(quota.QuotaRecord(), other)
+
+
+HEADERS = [
+    "retry-after", "retry-after-ms", "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
+]  # fmt: skip
+
+
+@covers("rate_headers.retry_after_s", "rate_headers.told_of")
+@given(both=keyed(st.sampled_from(HEADERS), st.sampled_from(["1", "20", "3s", "soon"])))
+def test_headers_say_the_same_in_any_order(both: tuple[dict[str, str], dict[str, str]]):
+    one, other = both
+    assert rate_headers.retry_after_s(one, NOW_S) == rate_headers.retry_after_s(other, NOW_S)
+    assert rate_headers.told_of(one, NOW_S) == rate_headers.told_of(other, NOW_S)

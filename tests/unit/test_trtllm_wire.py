@@ -43,7 +43,7 @@ SENT: dict[str, tuple[Any, dict[str, Any] | None]] = {
     "adapter": ("a", None),
     "cache_salt": ("s", None),
 }
-NOT_IN_THE_PROTO = {"priority"}  # only breaks ties inside an engine
+NOT_IN_THE_PROTO = {"priority", "deadline_in_s"}  # only breaks ties inside an engine; the worker enforces it
 
 
 def sent(**changes: Any) -> pb.GenerateRequest:
