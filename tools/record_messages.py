@@ -61,12 +61,16 @@ from laneway.core.job import (
 from laneway.core.lanes import FinishReason, Isolation, JobState, Lane, OnDisconnect, Phase, VerdictKind
 from laneway.core.objects import ObjectRef
 from laneway.core.subjects import ParkSubject
+from laneway.policy.breaker import Breaker
+from laneway.policy.quota import Amount, Grant, QuotaRecord, Slice, Waiter, WindowUse
+from laneway.policy.rate_headers import Told
 from laneway.policy.route import ModelDigest, RegionDigest
 from laneway.routing.wire import decode_digest, digest_to_proto
 from laneway.runtime.wire import plans, records
 from laneway.runtime.wire.answers import answered
 from laneway.runtime.wire.checkpoints import decode_checkpoint, encode_checkpoint
 from laneway.runtime.wire.dead_letters import decode_dead_letter, encode_dead_letter
+from laneway.runtime.wire.quotas import decode_quota, encode_quota
 from laneway.runtime.wire.reading import UnreadableMessage
 from laneway.scheduler.leader import Term
 from laneway.v1 import admission_pb2, bus_pb2, common_pb2, routing_pb2, scheduler_pb2, task_pb2
@@ -379,6 +383,16 @@ def _checkpoint(data: bytes) -> Delta:
     return delta
 
 
+QUOTA = QuotaRecord(
+    grants=(Grant("w1-1a", 7, NOW_S, NOW_S + 15.0, Amount(1, 300, 0.25), probe=True),),
+    queue=(Waiter("w2-1b", NOW_S + 6.0, Amount(1, 200, 0.125)),),
+    used=(WindowUse(60.0, (Slice(1_920_000_000, Amount(3, 640, 0.5)),)),),
+    rest_until_s=NOW_S + 20.0,
+    breaker=Breaker(failures=2, openings=1, open_until_s=NOW_S + 5.0, probing=True),
+    told=(Told("tokens", 20_000.0, 150.0, NOW_S, NOW_S + 30.0),),
+)
+
+
 def _control_bytes(control: Control) -> bytes:
     match control:
         case DoorBeat():
@@ -435,6 +449,7 @@ KINDS = (
     kind("park_subject", None, PARK, lambda park: str(park).encode(), lambda data: ParkSubject.parse(data.decode())),
     kind("worker_lease", bus_pb2.WorkerLease, LEASE, records.encode_lease, records.decode_lease),
     kind("plan", scheduler_pb2.Plan, PLAN, plans.encode_plan, plans.decode_plan),
+    kind("provider_quota", bus_pb2.ProviderQuota, QUOTA, encode_quota, decode_quota),
     kind("leader_term", None, TERM, msgspec.json.encode, lambda data: msgspec.json.decode(data, type=Term)),
     kind("paused_lanes", None, [*Lane], msgspec.json.encode, lambda data: msgspec.json.decode(data, type=list[Lane])),
     kind("submit_request", admission_pb2.SubmitRequest, SUBMIT, _written, parse_body),

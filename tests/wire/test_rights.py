@@ -58,6 +58,7 @@ PROVISIONING = [
 PURGES = [f"$JS.API.STREAM.PURGE.{stream}" for stream in STREAMS]
 KEYS = ["$KV.WORKERS_local.w", "$KV.LEADER_local.leader", *(f"$KV.PLAN_local.{key}" for key in ("plan", "paused"))]
 DRAINING = "$KV.PLAN_local.draining"
+QUOTA = "$KV.PLAN_local.quota.a-provider"
 
 FORBIDDEN = {
     "worker": [
@@ -71,7 +72,7 @@ FORBIDDEN = {
         "ckpt.another.j.1.0", "$JS.API.STREAM.UPDATE.CKPT_local", "$JS.API.STREAM.DELETE.CKPT_local",
     ],
     "admission": [
-        *PROVISIONING, *KEYS, DRAINING, LETTER, *CHECKPOINTS,
+        *PROVISIONING, *KEYS, DRAINING, QUOTA, LETTER, *CHECKPOINTS,
         "$JS.API.STREAM.PURGE.JOBS_local", "$JS.API.STREAM.PURGE.VERDICTS_local",
         "$JS.API.CONSUMER.CREATE.JOBS_local",
         "$JS.API.CONSUMER.MSG.NEXT.BATCH_local.batch_chat-small_any",
@@ -79,25 +80,25 @@ FORBIDDEN = {
         f"ingest.{REGION}.batch.{TENANT}", "job.another.t.j",
     ],
     "scheduler": [
-        *PROVISIONING, KEYS[0], DRAINING, LETTER, *CHECKPOINTS,
+        *PROVISIONING, KEYS[0], DRAINING, QUOTA, LETTER, *CHECKPOINTS,
         "$JS.API.STREAM.PURGE.JOBS_local", "tok.door", "digest.local",
         "$JS.API.CONSUMER.MSG.NEXT.BATCH_local.batch_chat-small_any", f"verdict.{REGION}.{TENANT}.j",
         f"ingest.{REGION}.batch.{TENANT}", "ctl.routing.local",
     ],
     "routing": [
-        *PROVISIONING, *PURGES, *KEYS, LETTER, *CHECKPOINTS, READY, PARK, RECORD,
+        *PROVISIONING, *PURGES, *KEYS, QUOTA, LETTER, *CHECKPOINTS, READY, PARK, RECORD,
         f"verdict.{REGION}.{TENANT}.j", "tok.door",
         f"ev.{REGION}.j", "ctl.worker", "digest.another", "$JS.API.DIRECT.GET.JOBS_local.>",
     ],
     "operator": [
-        *PURGES, *KEYS, DRAINING, LETTER, *CHECKPOINTS, READY, PARK, RECORD,
+        *PURGES, *KEYS, DRAINING, QUOTA, LETTER, *CHECKPOINTS, READY, PARK, RECORD,
         f"verdict.{REGION}.{TENANT}.j", "tok.door", "ctl.worker",
         "$JS.API.STREAM.MSG.GET.BATCH_local", "$JS.API.DIRECT.GET.PRIORITY_local.>",
         "$JS.API.STREAM.MSG.GET.INGEST_local",
         "$JS.API.STREAM.DELETE.JOBS_local", "$JS.API.CONSUMER.DELETE.BATCH_local.batch_chat-small_any",
     ],
     "producer-acme": [
-        *PROVISIONING, *PURGES, *KEYS, DRAINING, LETTER, *CHECKPOINTS, READY, PARK, RECORD,
+        *PROVISIONING, *PURGES, *KEYS, DRAINING, QUOTA, LETTER, *CHECKPOINTS, READY, PARK, RECORD,
         f"verdict.{REGION}.acme.j", "tok.door",
         f"ingest.{REGION}.batch.other", f"ev.{REGION}.j", "$JS.API.INFO", "$JS.API.STREAM.INFO.JOBS_local",
         "$JS.API.DIRECT.GET.JOBS_local.job.local.other.*", "$JS.API.DIRECT.GET.VERDICTS_local.verdict.local.other.*",
@@ -108,7 +109,7 @@ FORBIDDEN = {
 }  # fmt: skip
 DEAF = {
     "worker": ["tok.*", "ev.local.*", "job.local.*.*", "verdict.local.*.*", "ingest.>", "lane.>", "ctl.routing.local"],
-    "admission": ["ctl.*", "job.local.*.*", "lane.>", "bell.>", "verdict.>", "ingest.>"],
+    "admission": ["$KV.PLAN_local.quota.*", "ctl.*", "job.local.*.*", "lane.>", "bell.>", "verdict.>", "ingest.>"],
     "scheduler": ["tok.*", "ctl.*", "ev.local.*", "job.local.*.*", "lane.>", "park.>", "ingest.>"],
     "routing": [
         "tok.*",

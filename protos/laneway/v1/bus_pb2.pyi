@@ -332,3 +332,93 @@ class IngestVerdict(_message.Message):
     verdict: _common_pb2.Verdict
     error: _common_pb2.JobError
     def __init__(self, schema: _Optional[int] = ..., job_id: _Optional[str] = ..., key: _Optional[str] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.JobError, _Mapping]] = ...) -> None: ...
+
+class ProviderQuota(_message.Message):
+    __slots__ = ("schema", "grants", "queue", "windows", "rest_until", "failures", "openings", "open_until", "probing", "counts")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    REST_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    OPENINGS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    PROBING_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    schema: int
+    grants: _containers.RepeatedCompositeFieldContainer[QuotaGrant]
+    queue: _containers.RepeatedCompositeFieldContainer[QuotaPlace]
+    windows: _containers.RepeatedCompositeFieldContainer[QuotaWindow]
+    rest_until: _timestamp_pb2.Timestamp
+    failures: int
+    openings: int
+    open_until: _timestamp_pb2.Timestamp
+    probing: bool
+    counts: _containers.RepeatedCompositeFieldContainer[ProviderCount]
+    def __init__(self, schema: _Optional[int] = ..., grants: _Optional[_Iterable[_Union[QuotaGrant, _Mapping]]] = ..., queue: _Optional[_Iterable[_Union[QuotaPlace, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[QuotaWindow, _Mapping]]] = ..., rest_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., failures: _Optional[int] = ..., openings: _Optional[int] = ..., open_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., probing: _Optional[bool] = ..., counts: _Optional[_Iterable[_Union[ProviderCount, _Mapping]]] = ...) -> None: ...
+
+class QuotaAmount(_message.Message):
+    __slots__ = ("requests", "tokens", "spend")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPEND_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    tokens: int
+    spend: float
+    def __init__(self, requests: _Optional[int] = ..., tokens: _Optional[int] = ..., spend: _Optional[float] = ...) -> None: ...
+
+class QuotaGrant(_message.Message):
+    __slots__ = ("holder", "number", "granted_at", "until", "amount", "probe")
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_AT_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    holder: str
+    number: int
+    granted_at: _timestamp_pb2.Timestamp
+    until: _timestamp_pb2.Timestamp
+    amount: QuotaAmount
+    probe: bool
+    def __init__(self, holder: _Optional[str] = ..., number: _Optional[int] = ..., granted_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., amount: _Optional[_Union[QuotaAmount, _Mapping]] = ..., probe: _Optional[bool] = ...) -> None: ...
+
+class QuotaPlace(_message.Message):
+    __slots__ = ("holder", "until", "amount")
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    holder: str
+    until: _timestamp_pb2.Timestamp
+    amount: QuotaAmount
+    def __init__(self, holder: _Optional[str] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., amount: _Optional[_Union[QuotaAmount, _Mapping]] = ...) -> None: ...
+
+class QuotaWindow(_message.Message):
+    __slots__ = ("window_s", "slices")
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    window_s: float
+    slices: _containers.RepeatedCompositeFieldContainer[QuotaSlice]
+    def __init__(self, window_s: _Optional[float] = ..., slices: _Optional[_Iterable[_Union[QuotaSlice, _Mapping]]] = ...) -> None: ...
+
+class QuotaSlice(_message.Message):
+    __slots__ = ("number", "spent")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    spent: QuotaAmount
+    def __init__(self, number: _Optional[int] = ..., spent: _Optional[_Union[QuotaAmount, _Mapping]] = ...) -> None: ...
+
+class ProviderCount(_message.Message):
+    __slots__ = ("kind", "limit", "remaining", "heard_at", "full_at")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    HEARD_AT_FIELD_NUMBER: _ClassVar[int]
+    FULL_AT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    limit: float
+    remaining: float
+    heard_at: _timestamp_pb2.Timestamp
+    full_at: _timestamp_pb2.Timestamp
+    def __init__(self, kind: _Optional[str] = ..., limit: _Optional[float] = ..., remaining: _Optional[float] = ..., heard_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., full_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...

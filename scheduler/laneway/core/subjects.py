@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from hashlib import sha256
 from sys import intern
 
 from msgspec import Struct
@@ -86,6 +87,15 @@ def plan_bucket(region: str) -> str:
 
 def kv_subject(bucket: str, key: str) -> str:
     return f"$KV.{bucket}.{key}"
+
+
+def quota_key(provider: str) -> str:
+    """In the plan's bucket: the record of a provider's quotas. `*` for the filter of all; no filter of one token covers
+    it. A name that is no token, as a host and port are none, has its hash behind what is left of it."""
+    if provider == "*" or is_token(provider):
+        return f"quota.{provider}"
+    plain = re.sub(r"[^A-Za-z0-9_-]", "-", provider)[:47]
+    return f"quota.{plain}-{sha256(provider.encode()).hexdigest()[:16]}"
 
 
 # --- records, lanes, parked jobs -------------------------------------------------------------------

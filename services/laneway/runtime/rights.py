@@ -189,9 +189,10 @@ def _worker(region: str) -> Rights:
             *_objects(region),
             f"ckpt.{region}.>",
             subjects.kv_subject(subjects.workers_bucket(region), "*"),
+            subjects.kv_subject(subjects.plan_bucket(region), subjects.quota_key("*")),
             *(_api("STREAM.INFO", stream) for stream in (workers, checkpoints)),
             _api("STREAM.PURGE", checkpoints),
-            _api("STREAM.MSG.GET", jobs),
+            *(_api("STREAM.MSG.GET", stream) for stream in (jobs, plan)),
             *(_direct(stream) for stream in (jobs, checkpoints, workers, plan)),
             *(subject for stream in _lane_streams(region) for subject in _pulls(region, stream)),
             # Home slots that the settings have no longer: jobs may still be in them.
@@ -202,6 +203,7 @@ def _worker(region: str) -> Rights:
             subjects.bell(f"lane.{region}.>"),
             subjects.kv_subject(subjects.workers_bucket(region), "*"),
             subjects.kv_subject(subjects.plan_bucket(region), "plan"),
+            subjects.kv_subject(subjects.plan_bucket(region), subjects.quota_key("*")),
         ),
     )
 
