@@ -23,7 +23,7 @@ from laneway.runtime.tokenizer import load_tokenizer
 from laneway.workers.engines import openai_http
 from laneway.workers.engines.openai import make_openai
 from laneway.workers.engines.protocol import Engine, EngineGone, EngineRequest, EngineStartError
-from laneway.workers.engines.provider_gate import Ticket
+from laneway.workers.engines.provider_gate import OpenTicket, Ticket
 from laneway.workers.engines.registry import make_engine
 from tests.support.engines import Heard, RecordingSink
 from tests.support.nats import eventually
@@ -340,7 +340,9 @@ class NotingGate:
         self._delays_s = list(delays_s)
         self._providers = list(providers)
 
-    async def enter(self, request: EngineRequest) -> Ticket:
+    async def enter(self, request: EngineRequest, provider: str = "") -> Ticket:
+        if provider:  # the first token of all, by which it shows that it serves
+            return OpenTicket(provider)
         self.waiting += 1
         try:
             await self.open.wait()
@@ -468,10 +470,10 @@ async def test_what_waits_for_its_turn_is_no_engine_that_stands_still(monkeypatc
 
 async def test_a_ticket_that_comes_just_as_its_request_is_aborted_is_dropped():
     class Late(NotingGate):
-        async def enter(self, request: EngineRequest) -> Ticket:
+        async def enter(self, request: EngineRequest, provider: str = "") -> Ticket:
             with contextlib.suppress(asyncio.CancelledError):  # it has been given already
                 await self.open.wait()
-            return await super().enter(request)
+            return await super().enter(request, provider)
 
     async with ScriptedOpenAi() as server, started(server.base_url, gate=(gate := Late())) as (engine, sink):
         gate.open.clear()

@@ -77,8 +77,9 @@ class Generation:
     def _submit_whole(self, request: EngineRequest, flight: Flight | None) -> None:
         """The real request, once its entry may. Raises EngineDown."""
         assert self._entry is not None
+        left_s = max(0.0, self._job.record.contract.deadline_s - self._bench.clock.now())
         self._sequence = self._bench.sequences.submit(
-            self._owner, lambda request_id: replace(request, id=request_id), flight
+            self._owner, lambda request_id: replace(request, id=request_id, deadline_in_s=left_s), flight
         )
         if self._sequence.joined:
             self._entry.joined()

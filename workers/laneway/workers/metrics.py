@@ -41,6 +41,18 @@ SHARED = metrics.counter(
 CLAIMS = metrics.counter(
     "laneway_worker_claims_total", "Jobs taken, by why: released, fired, stolen, taken over", ["pool", "lane", "reason"]
 )
+PROVIDER_GRANTS = metrics.counter(
+    "laneway_provider_grants_total", "Requests that were let through to a provider", ["pool"]
+)
+PROVIDER_RETRIES = metrics.counter(
+    "laneway_provider_retries_total", "Requests that a provider refused or failed at: paid for again, or given up",
+    ["pool", "outcome"],
+)  # fmt: skip
+PROVIDER_WRITES = metrics.counter(
+    "laneway_provider_writes_total", "Writes of quota records: stored, or lost against another worker's",
+    ["pool", "outcome"],
+)  # fmt: skip
+PROVIDER_WAIT = metrics.histogram("laneway_provider_wait_seconds", "From a request to its leave", ["pool"])
 DROPPED = metrics.counter("laneway_worker_messages_dropped_total", "Token messages that could not be sent", ["pool"])
 SLICES = metrics.counter(
     "laneway_worker_prompt_slices_total", "Slices of long prompts sent ahead of them", ["pool", "lane"]

@@ -25,7 +25,7 @@ from laneway.workers.engines.remote import RemoteEngine, RemoteGone, RemoteLost,
 # To read an event takes a third of a millisecond, so the streams of one step take their time: 8 of them came in half as
 # many calls as they had deltas where 1 ms was waited for them, in a quarter with this.
 GATHER_S = 0.005
-SIGN_S = 5.0  # between two signs of life of what waits for its turn: a worker takes silence for an engine that hangs
+SIGN_S = 0.8  # between two signs of life of what waits for its turn: without, its job would be delivered again
 
 
 class _Again(Exception):

@@ -63,6 +63,7 @@ class Provider:
         self._turns = ChatTurns(tokenizer) if options.route == "chat" else None
         self._vocabulary: Vocabulary | None = None
         self._model = options.served_model
+        self._gate = gate
         self._endpoint = Endpoint(
             options.base_url, key, options.tls_ca_file, lambda headers: gate.heard(options.name, headers)
         )
@@ -160,9 +161,23 @@ class Provider:
             prompt = self._tokenizer.encode("Hi")
         if self._turns is None and not self._options.prompt_ids:
             prompt = self._tokenizer.encode("Hi")
-        async with aclosing(self.answer(EngineRequest(0, tuple(prompt), 1, temperature=0.0), Counted())) as steps:
-            async for _ in steps:
-                pass
+        request, counted = EngineRequest(0, tuple(prompt), 1, temperature=0.0), Counted()
+        self.trouble = "it may not be asked: its quota is used up, or it asked to be left alone"
+        ticket = await self._gate.enter(request, self.name)
+        ended = False
+        try:
+            async with aclosing(self.answer(request, counted)) as steps:
+                async for _ in steps:
+                    pass
+            ended = True
+            ticket.used(counted.prompt_tokens, counted.completion_tokens)
+        except ServerError as error:
+            ended = True
+            ticket.failed(error.status, error.headers)
+            raise
+        finally:
+            if not ended:
+                ticket.dropped()
 
     async def _body(self, request: EngineRequest) -> dict[str, Any]:
         hidden = [i for i in request.stop_token_ids if not self._tokenizer.token_bytes(i)]

@@ -62,6 +62,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     adapter: str = ""
     cache_salt: str = ""
     priority: float = 0.5  # 0 .. 1, higher first, for engines that order inside
+    deadline_in_s: float | None = None  # from its submission; the worker enforces it, engines may choose a server by it
 
 
 class SequenceStep(msgspec.Struct, array_like=True):

@@ -34,8 +34,9 @@ class Ticket(Protocol):
 
 
 class Gate(Protocol):
-    async def enter(self, request: EngineRequest) -> Ticket:
-        """Waits until some provider may be asked. Raises RemoteRefusal. Cancelled, it holds nothing."""
+    async def enter(self, request: EngineRequest, provider: str = "") -> Ticket:
+        """Waits until some provider may be asked, or the one that is named. Raises RemoteRefusal. Cancelled, it holds
+        nothing."""
         ...
 
     def heard(self, provider: str, headers: Mapping[str, str]) -> None:
@@ -49,8 +50,8 @@ class OpenGate:
     def __init__(self, provider: str) -> None:
         self._provider = provider
 
-    async def enter(self, request: EngineRequest) -> Ticket:
-        return OpenTicket(self._provider)
+    async def enter(self, request: EngineRequest, provider: str = "") -> Ticket:
+        return OpenTicket(provider or self._provider)
 
     def heard(self, provider: str, headers: Mapping[str, str]) -> None:
         pass
