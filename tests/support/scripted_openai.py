@@ -12,7 +12,7 @@ import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 MODEL = "scripted"
 MODELS = {"object": "list", "data": [{"id": MODEL, "object": "model"}]}
@@ -79,7 +79,7 @@ class ScriptedOpenAi:
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self._port}/v1"
 
-    async def __aenter__(self) -> ScriptedOpenAi:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -98,6 +98,11 @@ class ScriptedOpenAi:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def reply_to(self, asked: Asked) -> Reply:
+        """What a POST gets."""
+        chat = asked.path.endswith("/chat/completions")
+        return self.replies.popleft() if self.replies else answer("so it is", chat=chat)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -121,9 +126,7 @@ class ScriptedOpenAi:
                 reader, writer, self.model_replies.popleft() if self.model_replies else self.models
             )
         self.requests.append(asked)
-        chat = asked.path.endswith("/chat/completions")
-        reply = self.replies.popleft() if self.replies else answer("so it is", chat=chat)
-        return await self._reply(reader, writer, reply)
+        return await self._reply(reader, writer, self.reply_to(asked))
 
     async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reply: Reply) -> bool:
         body = None if reply.body is None else reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body)

@@ -15,6 +15,18 @@ NiceLevel = Annotated[int, Meta(ge=0, le=19)]
 TimeoutSeconds = Annotated[float, Meta(gt=0, le=3600)]
 PaceSeconds = Annotated[float, Meta(ge=0, le=60)]
 MeanTokens = Annotated[float, Meta(ge=0, le=1e6)]
+WindowSeconds = Annotated[float, Meta(ge=1, le=31 * 86_400)]
+Price = Annotated[float, Meta(ge=0, le=1e6)]
+QuotaTokens = Annotated[int, Meta(ge=0, le=10**12)]
+
+
+class QuotaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a provider allows in any span of `window_s` seconds, to all workers together; 0: without limit."""
+
+    window_s: WindowSeconds = 60.0
+    requests: Count = 0
+    tokens: QuotaTokens = 0  # of prompts and answers
+    spend: Price = 0.0  # in the currency of the provider's prices
 
 
 class ProviderOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -29,6 +41,15 @@ class ProviderOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     api_key_env: str = ""  # name of an environment variable that holds the key
     tls_ca_file: str = ""  # who may have signed its certificate; empty: whom this machine trusts
     plain_http: bool = False  # http also to another machine: prompts, answers and the key can be read on the way
+    quotas: tuple[QuotaOptions, ...] = ()  # each of which holds
+    concurrency: Count = 0  # requests at once, of all workers together; 0: without limit
+    counts_asked_tokens: bool = False  # its quota counts max_tokens of a request, whatever comes of it
+    price_per_million_prompt_tokens: Price = 0.0  # what it costs, not what tenants are charged
+    price_per_million_completion_tokens: Price = 0.0
+
+    @property
+    def limited(self) -> bool:
+        return bool(self.quotas) or self.concurrency > 0
 
     @property
     def takes_ids(self) -> bool:

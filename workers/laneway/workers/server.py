@@ -25,7 +25,9 @@ from laneway.runtime.lifecycle import announce_ready
 from laneway.runtime.settings import Settings
 from laneway.runtime.tokenizer import load_tokenizer
 from laneway.workers.engines.protocol import Engine
+from laneway.workers.engines.provider_gate import Gate
 from laneway.workers.engines.registry import make_engine
+from laneway.workers.rented import gate_of
 from laneway.workers.service import Worker, WorkerOptions
 
 
@@ -42,8 +44,10 @@ async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None 
             "set engine_options.prefix_cache = false in its [[models]] entry, not in [worker]"
         )
 
+    gate: Gate | None = None  # once there is a worker, which makes engines later
+
     def engine() -> Engine:
-        made = make_engine(options.pool, engine_options)
+        made = make_engine(options.pool, engine_options, gate)
         check_capabilities(options.pool, made.capabilities())
         return made
 
@@ -51,9 +55,12 @@ async def serve(settings: Settings, stop: asyncio.Event, *, clock: Clock | None 
         bus = await Bus.connect(settings.nats, name=options.worker_id, role="worker")
         try:
             worker = Worker(bus, options, engine, tokenizer.token_bytes, clock)
-            await worker.run(
-                stop, lambda: announce_ready(settings, "worker", options.worker_id, metrics=metrics_address)
-            )
+            async with gate_of(
+                bus, options.region, options.pool, engine_options, options.worker_id, worker.clock
+            ) as gate:
+                await worker.run(
+                    stop, lambda: announce_ready(settings, "worker", options.worker_id, metrics=metrics_address)
+                )
         finally:
             await bus.close()
 

@@ -397,6 +397,11 @@ class Worker:
         self._room_changed()
 
     @property
+    def clock(self) -> Clock:
+        """Of jobs, and of all that workers share: that of NATS, kept while the worker runs."""
+        return self._clock
+
+    @property
     def stopping(self) -> bool:
         return self._stopping
 

@@ -14,6 +14,7 @@ from laneway.core.errors import ConfigError
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.tokenizer import load_tokenizer
 from laneway.workers.engines.protocol import Engine, EngineCapacity, StepEngine
+from laneway.workers.engines.provider_gate import Gate
 
 STEP_ENGINES = ("openvino", "simulated")
 
@@ -29,8 +30,11 @@ class EngineSpec(msgspec.Struct, frozen=True):
     options: EngineOptions
 
 
-def make_engine(pool: Pool, options: EngineOptions) -> Engine:
-    """The engine of a pool, not yet started. Raises ConfigError when there is none of that name."""
+def make_engine(pool: Pool, options: EngineOptions, gate: Gate | None = None) -> Engine:
+    """The engine of a pool, not yet started. `gate`: of the providers of rented engines, where their use is limited.
+
+    Raises ConfigError when there is none of that name.
+    """
     if pool.engine == "trtllm_grpc":
         try:
             from laneway.workers.engines.trtllm_grpc import make_trtllm_grpc
@@ -46,7 +50,7 @@ def make_engine(pool: Pool, options: EngineOptions) -> Engine:
             raise ConfigError(
                 f"the openai engine needs the package httpx2: pip install 'laneway[openai]' ({error})"
             ) from error
-        return make_openai(pool, options)
+        return make_openai(pool, options, gate)
     if pool.engine not in STEP_ENGINES:
         known = ", ".join((*STEP_ENGINES, "openai", "trtllm_grpc"))
         raise ConfigError(f'engine = "{pool.engine}" of pool {pool.name}: known engines are {known}')
