@@ -18,6 +18,7 @@ from laneway.workers.engines.frames import Frames, Report
 
 HOST_MODULE = "laneway.workers.engines.host_main"  # what the process runs
 KILL_AFTER_S = 3.0  # a process whose socket has closed and that still runs
+EXIT_LOOK_S = 0.01
 STDERR_AFTER_S = 0.5  # for the last words of an ended process
 TAIL_LINES = 8
 LINE_LENGTH_MAX = 400
@@ -86,22 +87,27 @@ class EngineChild(asyncio.Protocol):
                 self.send(b"".join(frames))
 
     def kill(self) -> None:
+        """With all that it started: it leads a session of its own."""
         if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self._kill_group(self._process.pid)
+
+    def _kill_group(self, process_id: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process_id, signal.SIGKILL)
 
     async def ended(self) -> str:
         """Waits for the end of the process and says how it came."""
         assert self._process is not None
         async with asyncio.TaskGroup() as group:
             stderr = group.create_task(self._read_stderr())
-            try:
-                await self._lost.wait()
+            await self._lost.wait()
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(KILL_AFTER_S):
-                    code = await self._process.wait()
-            except TimeoutError:
-                self.kill()
-                code = await self._process.wait()
+                    # Not wait(): that ends when standard error is closed, by all that the process had started as well.
+                    while self._process.returncode is None:  # noqa: ASYNC110 - nothing tells of it
+                        await asyncio.sleep(EXIT_LOOK_S)
+            self._kill_group(self._process.pid)  # what outlives it holds its devices
+            code = await self._process.wait()
             await asyncio.wait({stderr}, timeout=STDERR_AFTER_S)
             stderr.cancel()
         said = " | ".join(self._tail)
