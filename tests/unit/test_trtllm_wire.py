@@ -13,7 +13,8 @@ from laneway.runtime.catalogue import capabilities_of
 from laneway.workers.engines.checks import check_abilities
 from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStartError
 from laneway.workers.engines.remote import RemoteRefusal
-from laneway.workers.engines.trtllm_wire import Answer, capacity_of, generate_request, has_penalties
+from laneway.workers.engines.trtllm_answers import has_penalties
+from laneway.workers.engines.trtllm_wire import Answer, capacity_of, generate_request
 
 CAN = capabilities_of("trtllm_grpc")
 POOL = EngineCapacity(slots=16, kv_tokens=16_384, context_length=2048, vocabulary_size=260)

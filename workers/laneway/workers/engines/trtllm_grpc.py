@@ -25,7 +25,8 @@ from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.tokenizer import load_tokenizer
 from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStartError, SequenceStep
 from laneway.workers.engines.remote import RemoteEngine, RemoteGone, RemoteRefusal
-from laneway.workers.engines.trtllm_wire import Answer, capacity_of, generate_request, has_penalties
+from laneway.workers.engines.trtllm_answers import has_penalties
+from laneway.workers.engines.trtllm_wire import Answer, capacity_of, generate_request
 
 MESSAGE_BYTES = 32 * 1024 * 1024  # what the server sets for itself; its last message has the whole answer
 # The server takes a ping without data every five minutes and hangs up on the third that comes earlier, so no more than

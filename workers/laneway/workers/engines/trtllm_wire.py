@@ -5,26 +5,14 @@ Pure: no connection. What the server really does with the fields was read in its
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
-import structlog
 from smg_grpc_proto import trtllm_service_pb2 as pb
 
 from laneway.core.lanes import FinishReason
 from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStartError, SequenceStep
 from laneway.workers.engines.remote import RemoteRefusal
-
-# The oldest release in whose documentation we found penalties of its default sampler: before, they are ignored.
-PENALTIES_SINCE = (1, 3, 0, 24)
-RELEASE = 10**6  # after every candidate of it
-
-log = structlog.get_logger(__name__)
-
-
-def end_ids_of(request: EngineRequest, eos_ids: frozenset[int]) -> frozenset[int]:
-    """The ids that end an answer and are not among those given out."""
-    return frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else eos_ids)
+from laneway.workers.engines.trtllm_answers import end_ids_of, finish_of
 
 
 def generate_request(request: EngineRequest, request_id: str, eos_ids: frozenset[int]) -> pb.GenerateRequest:
@@ -88,7 +76,7 @@ class Answer:
                 complete.cached_tokens,
             )
             if step.finish is None:
-                step.finish, step.message = self._finish(complete.finish_reason)
+                step.finish, step.message = finish_of(complete.finish_reason, self._received, self._request.max_tokens)
             return step
         return None  # of a newer server
 
@@ -109,24 +97,6 @@ class Answer:
         if end is not None:
             step.finish = FinishReason.STOP
         return step
-
-    def _finish(self, reason: str) -> tuple[FinishReason, str]:
-        if reason == "stop":
-            return FinishReason.STOP, ""
-        if reason == "length":
-            if self._received >= self._request.max_tokens:
-                return FinishReason.LENGTH, ""
-            # It cuts max_tokens to what its own context leaves, and says so in its log only.
-            return FinishReason.ERROR, (
-                f"the server gave {self._received} of {self._request.max_tokens} tokens and stopped: its context is "
-                "shorter than the pool's context_length"
-            )
-        if reason == "cancelled":
-            return FinishReason.ERROR, "the request was aborted at the server by somebody else"
-        if reason == "timeout":
-            return FinishReason.ERROR, "the server's own time limit ended the answer"
-        log.warning("trtllm_finish_unknown", finish_reason=reason)
-        return FinishReason.ERROR, "the server ended the answer for a reason that is not known here"
 
 
 def _check_logprobs(ids: list[int], logprobs: Sequence[pb.TokenLogprob]) -> None:
@@ -160,12 +130,3 @@ def capacity_of(pool: EngineCapacity, told: pb.GetModelInfoResponse) -> EngineCa
         )
     slots = min(pool.slots, told.max_batch_size) if told.max_batch_size > 0 else pool.slots
     return EngineCapacity(slots, pool.kv_tokens, pool.context_length, pool.vocabulary_size)
-
-
-def has_penalties(version: str) -> bool:
-    """Whether a server of this TensorRT-LLM version does what repetition, presence and frequency penalties ask for."""
-    parts = re.match(r"(\d+)\.(\d+)\.(\d+)(?:rc(\d+))?", version)
-    if parts is None:
-        return False
-    major, minor, patch, candidate = parts.groups()
-    return (int(major), int(minor), int(patch), int(candidate or RELEASE)) >= PENALTIES_SINCE
