@@ -22,6 +22,8 @@ async def recount(rig: Rig) -> None:
 async def counts_grow(rig: Rig) -> None:
     before = rig.engine.stats()
     await rig.ended([rig.submit(rig.prompt(question), 6) for question in QUESTIONS[:3]])
+    if rig.engine.stats().busy_s:
+        await rig.settle(lambda: rig.engine.stats().busy_s > before.busy_s and rig.engine.stats().steps > before.steps)
     after = rig.engine.stats()
     if not after.steps:
         raise NotOffered("the engine does not count its steps")

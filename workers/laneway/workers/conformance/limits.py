@@ -44,11 +44,14 @@ async def prompt_whole(rig: Rig) -> None:
     before = rig.engine.stats()
     tokens = min(300, rig.capacity.context_length - 4)
     heard = await rig.ended([rig.submit(rig.fresh_prompt(tokens), 2) for _ in range(2)])
+    cached = sum(each.cached_tokens for each in heard)
+    await rig.settle(lambda: rig.engine.stats().prefilled_tokens - before.prefilled_tokens + cached >= 2 * tokens)
     after = rig.engine.stats()
     if not after.prefilled_tokens:
         raise NotOffered("the engine does not count prompt tokens")
-    computed = after.prefilled_tokens - before.prefilled_tokens + sum(each.cached_tokens for each in heard)
-    expect(computed == 2 * tokens, f"two prompts of {tokens} tokens: {computed} were computed or found")
+    computed = after.prefilled_tokens - before.prefilled_tokens + cached
+    # An engine may count what an earlier case began a moment later.
+    expect(computed >= 2 * tokens, f"two prompts of {tokens} tokens: {computed} were computed or found")
 
 
 @case("bad-input-alone", "A request that cannot be run ends with ERROR and harms no other, also the second time")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -26,6 +27,7 @@ QUESTIONS = (
     "What is 12 times 12?",
     "Say good morning in Spanish.",
 )
+SETTLE_S = 0.5
 LASTING_TOKENS = 1500  # of a run that is to be stopped long before its end
 
 
@@ -139,6 +141,14 @@ class Rig:
                     await listener.changed.wait()
             except TimeoutError:
                 raise Broken(f"nothing was heard for {self.subject.silence_s:g} s; the case waited {what}") from None
+
+    async def settle(self, condition: Callable[[], bool]) -> None:
+        """Waits for what an engine may tell of a moment after the ids it belongs to. It is for the case to judge."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                while not condition():
+                    self.listener.changed.clear()
+                    await self.listener.changed.wait()
 
     async def stop(self, request_ids: Iterable[int]) -> list[Heard]:
         """Aborts sequences; what was heard of them once they have ended."""

@@ -82,7 +82,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
 
     `steps`, `busy_s`, `prefilled_tokens` and `decoded_tokens` count since the start and only grow: their difference
     between two reports whose `steps` differ by one is what that step did, and that of `busy_s` how long it took. An
-    engine that does not know them leaves them 0 for good; then step times are not measured (see policy.step_fit).
+    engine that does not know them leaves them 0 for good; then step times are not measured (see policy.step_fit). One
+    that hears of its steps apart from their ids may count them a moment later, `decoded_tokens` never.
     """
 
     running: int = 0  # sequences in the batch

@@ -1,17 +1,17 @@
-"""An engine that lives in another server: what all adapters to such servers have in common.
+"""An engine that lives in another server, or behind streams of its own: what all adapters to such have in common.
 
 Owns one task for each live request, and the set of them. What comes in one go is told in one call of the sink. What a
 protocol says on the wire is the business of its adapter, a `RemoteServer`.
 
 Nothing is known of the server's batch. A sequence counts as running once it has a token and as queued until then;
 `kv_tokens_used` are its prompt and its answer. `steps` are the reports, so that a worker sees that the engine goes on;
-how long steps take and what they compute stays 0: it is not measured.
+how long steps take and what they compute stays 0: it is not measured, unless the server tells of its iterations.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +21,7 @@ import structlog
 from laneway.core.catalogue import Capabilities
 from laneway.core.lanes import FinishReason
 from laneway.workers.engines.checks import check_abilities, check_request
+from laneway.workers.engines.iterations import Iteration, Iterations
 from laneway.workers.engines.protocol import (
     EngineCapacity,
     EngineGone,
@@ -34,6 +35,7 @@ from laneway.workers.engines.protocol import (
 # The streams of one engine step arrive over many turns of the event loop. Told after each turn, 80 tokens of 8
 # sequences came in 60 calls, told after this time in 17; every call costs a message to each door.
 GATHER_S = 0.001
+WITHOUT_IDS_S = 0.01  # what a server says of its iterations waits so long for ids to go with
 
 log = structlog.get_logger(__name__)
 
@@ -112,9 +114,12 @@ class RemoteEngine:
         start_timeout_s: float,
         *,
         gather_s: float = GATHER_S,
+        iterations: Iterations | None = None,
     ) -> None:
+        """`iterations`: of a server that tells of them, by `hear_iterations`."""
         self._server = server
         self._gather_s = gather_s
+        self._iterations = iterations
         self._capabilities = capabilities
         self._able = capabilities
         self._start_timeout_s = start_timeout_s
@@ -124,7 +129,9 @@ class RemoteEngine:
         self._live: dict[int, _Live] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # of requests and of aborts, until they have ended
         self._heard: dict[int, SequenceStep] = {}  # and not told yet
+        self._telling: asyncio.TimerHandle | None = None
         self._steps = 0
+        self._decoding = 0  # as told last
         self._idle = asyncio.Event()
         self._idle.set()
         self._leaving = asyncio.Lock()  # a second close waits for the first
@@ -189,12 +196,16 @@ class RemoteEngine:
 
     def stats(self) -> EngineStats:
         begun = [live for live in self._live.values() if live.given]
+        told = self._iterations or Iterations()
         return EngineStats(
             running=len(begun),
             queued=len(self._live) - len(begun),
             prefilling_tokens=sum(live.prompt_tokens for live in self._live.values() if not live.given),
             kv_tokens_used=sum(live.prompt_tokens + live.given for live in begun),
-            steps=self._steps,
+            steps=told.steps if self._iterations is not None else self._steps,
+            busy_s=told.busy_s,
+            prefilled_tokens=told.prefilled_tokens,
+            decoded_tokens=told.decoded_tokens,
             decoding=len(begun),
         )
 
@@ -265,14 +276,34 @@ class RemoteEngine:
         live.ended = step.finish is not None
         if live.aborted and step.finish is FinishReason.ERROR:  # what the server makes of an abort
             step.finish, step.message = FinishReason.CANCELLED, ""
-        if not self._heard:
-            asyncio.get_running_loop().call_later(self._gather_s, self._tell)
+        self._tell_in(self._gather_s)
         heard = self._heard.get(step.id)
         self._heard[step.id] = step if heard is None else _joined(heard, step)
 
+    def hear_iterations(self, iterations: Iterable[Iteration]) -> None:
+        """Told of with the next ids, or soon by themselves: a long prompt gives no ids, and yet something goes on."""
+        assert self._iterations is not None
+        self._iterations.hear(iterations)
+        self._tell_in(WITHOUT_IDS_S)
+
+    def _tell_in(self, delay_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._telling is not None:
+            if self._telling.when() <= loop.time() + delay_s:
+                return
+            self._telling.cancel()
+        self._telling = loop.call_later(delay_s, self._tell)
+
     def _tell(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
         steps, self._heard = list(self._heard.values()), {}
-        if not steps or self._sink is None or self._closing:
+        if self._sink is None or self._closing or self._gone:
+            return
+        if self._iterations is not None:
+            self._iterations.tell(self._decoding, sum(len(step.token_ids) for step in steps))
+        elif not steps:
             return
         for step in steps:
             self._live[step.id].given += len(step.token_ids)
@@ -281,7 +312,9 @@ class RemoteEngine:
         if not self._live:
             self._idle.set()
         self._steps += 1
-        self._sink.on_step(steps, self.stats())
+        stats = self.stats()
+        self._decoding = stats.decoding
+        self._sink.on_step(steps, stats)
 
     # --- the server ----------------------------------------------------------------------------------
 
