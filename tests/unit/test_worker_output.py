@@ -18,7 +18,7 @@ from laneway.core.lanes import FinishReason, Lane
 from laneway.runtime.bus import NotConnected
 from laneway.v1 import admission_pb2, bus_pb2, task_pb2
 from laneway.workers.emitter import Emitter
-from laneway.workers.engine_requests import request_of
+from laneway.workers.engine_requests import priority_of, request_of
 from laneway.workers.engines.protocol import SequenceStep
 from laneway.workers.outlets import Outlets
 from laneway.workers.resume import Continue, Offer, Rerun, Unsound, completed, plan_resume
@@ -428,3 +428,20 @@ def test_log_probabilities_of_a_checkpoint_stay_known_behind_which_a_door_is_ahe
     assert isinstance(plan, Continue)
     assert plan.prefix.logprobs[0] == known
     assert math.isnan(plan.prefix.logprobs[1].logprob)
+
+
+class TestPriority:
+    """For engines that order inside."""
+
+    def test_the_lane_goes_before_any_slack(self):
+        urgent = [priority_of(lane, 0.0) for lane in (Lane.BATCH, Lane.DEFERRABLE, Lane.PRIORITY)]
+        easy = [priority_of(lane, math.inf) for lane in (Lane.BATCH, Lane.DEFERRABLE, Lane.PRIORITY)]
+        assert urgent == [0.25, 0.625, 1.0]
+        assert easy == [0.0, 0.375, 0.75]
+
+    def test_less_slack_is_never_less_urgent_and_about_the_same_is_the_same(self):
+        slacks = [-5.0, 0.0, 1.0, 10.0, 30.0, 60.0, 600.0, 86_400.0]
+        given = [priority_of(Lane.PRIORITY, slack_s) for slack_s in slacks]
+        assert given == sorted(given, reverse=True)
+        assert len(set(given)) >= 5
+        assert priority_of(Lane.PRIORITY, 30.0) == priority_of(Lane.PRIORITY, 30.2)

@@ -56,7 +56,8 @@ class Generation:
         done = plan.prefix.ids if isinstance(plan, Continue) else ()
         now_s = self.spans.submitted_s = self._bench.clock.monotonic()
         job, sequences = self._job, self._bench.sequences
-        request = request_of(0, job.task, job.record.contract.lane, done)
+        slack_s = job.record.latest_start_s - self._bench.clock.now()
+        request = request_of(0, job.task, job.record.contract.lane, done, slack_s=slack_s)
         flight = self._flight(plan)
         self._entry = entry = self._bench.budget.enter(
             self._owner, job, request, lambda: self._submit_whole(request, flight)
