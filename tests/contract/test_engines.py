@@ -22,7 +22,7 @@ from laneway.workers.conformance import life
 from laneway.workers.conformance.case import Case
 from laneway.workers.conformance.kit import CASES, Judge, Outcome, Result
 from laneway.workers.conformance.rig import QUESTIONS
-from laneway.workers.conformance.subject import Subject
+from laneway.workers.conformance.subject import Subject, abort_calls_of
 from laneway.workers.engines.host import ProcessEngine
 from laneway.workers.engines.protocol import Engine, EngineCapacity, EngineGone
 from laneway.workers.engines.registry import spec_of
@@ -72,7 +72,7 @@ async def t(request: pytest.FixtureRequest) -> AsyncIterator[UnderTest]:
     kind = request.cls
     assert kind is not None
     assert issubclass(kind, EngineContract)
-    pool = pool_of(kind.engine, kind.tokenizer)
+    pool = kind.pool()
     engine, sink = kind.make(pool), RecordingSink()
     capacity = await engine.start(sink)
     yield UnderTest(engine, sink, capacity, load_tokenizer(kind.tokenizer))
@@ -86,8 +86,16 @@ async def judge(request: pytest.FixtureRequest) -> AsyncIterator[Judge]:
     kind = request.cls
     assert kind is not None
     assert issubclass(kind, EngineContract)
-    contract, pool = kind(), pool_of(kind.engine, kind.tokenizer)
-    judge = Judge(Subject(lambda: kind.make(pool), load_tokenizer(kind.tokenizer), pool.capabilities, contract.kill))
+    contract, pool = kind(), kind.pool()
+    judge = Judge(
+        Subject(
+            lambda: kind.make(pool),
+            load_tokenizer(kind.tokenizer),
+            pool.capabilities,
+            contract.kill,
+            abort_calls=abort_calls_of(pool.capabilities),
+        )
+    )
     await judge.start()
     yield judge
     await judge.close()
@@ -103,6 +111,10 @@ class EngineContract:
     tokenizer: ClassVar[str]
     options: ClassVar[EngineOptions]
     not_offered: ClassVar[frozenset[str]] = frozenset()  # cases that it cannot be asked for
+
+    @classmethod
+    def pool(cls) -> Pool:
+        return pool_of(cls.engine, cls.tokenizer)
 
     @classmethod
     def make(cls, pool: Pool) -> Engine:
@@ -159,7 +171,7 @@ class EngineContract:
         assert t.capacity.paged == (self.engine == "openvino")
 
     async def test_a_killed_engine_is_told_of_once(self):
-        pool = pool_of(self.engine, self.tokenizer)
+        pool = self.pool()
         engine, sink = self.make(pool), RecordingSink()
         await engine.start(sink)
         try:

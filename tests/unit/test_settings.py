@@ -180,11 +180,20 @@ class TestCatalogue:
             ModelSettings(name="a", engine="trtllm_grpc")
         with pytest.raises(ValueError, match="tokenizer must be that of the model"):
             ModelSettings(name="a", other_engines=("trtllm_grpc",))
+        with pytest.raises(ValueError, match="tokenizer must be that of the model"):
+            ModelSettings(name="a", engine="trtllm")
         assert ModelSettings(name="a", engine="trtllm_grpc", tokenizer="bytes").engine == "trtllm_grpc"
 
     def test_an_engine_without_an_adapter_is_not_offered(self):
-        with pytest.raises(ConfigError, match="known: openai, openvino, simulated, trtllm_grpc"):
-            capabilities_of("trtllm")
+        with pytest.raises(ConfigError, match="known: openai, openvino, simulated, trtllm, trtllm_grpc"):
+            capabilities_of("steam")
+
+    def test_a_trtllm_pool_offers_schemas_and_adapters_where_its_engine_is_started_with_them(self):
+        options = EngineOptions(guided_decoding="xgrammar", adapters=("law=/a/law",))
+        for given, offers in ((options, True), (None, False), (EngineOptions(), False)):
+            model = ModelSettings(name="a", engine="trtllm", tokenizer="bytes", engine_options=given)
+            offered = catalogue_of(Settings(models=(model,))).pools[0].capabilities
+            assert (offered.json_schema, offered.adapters) == (offers, offers)
 
     def test_an_unknown_pool_is_named(self):
         with pytest.raises(ConfigError, match="known: chat-small"):
@@ -208,7 +217,7 @@ class TestCatalogue:
         assert same.engine_options_of("a-small").threads == 2
 
     def test_every_engine_of_the_settings_has_its_abilities(self):
-        assert set(ENGINE_CAPABILITIES) == {"openai", "openvino", "simulated", "trtllm_grpc"}
+        assert set(ENGINE_CAPABILITIES) == {"openai", "openvino", "simulated", "trtllm", "trtllm_grpc"}
         assert all(isinstance(offered, Capabilities) for offered in ENGINE_CAPABILITIES.values())
 
 

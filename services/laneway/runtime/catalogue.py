@@ -62,6 +62,23 @@ ENGINE_CAPABILITIES: dict[str, Capabilities] = {
     # as may be, and of penalties repetition is missing, so neither is offered. Ids go in where all its providers take
     # them (capabilities_of); those that come out are made of text.
     "openai": Capabilities(logprobs=True, top_k=False, ignore_eos=False, token_ids_out=False),
+    # As read in its sources; the rest of that as of trtllm_grpc. What the installed version lacks of it (salts and
+    # priority of requests in old ones) is found at the start, and refused. Not known: step times on a GPU, so strict
+    # isolation is not offered. The overlap scheduler has an iteration under way when an abort comes, and one begun.
+    "trtllm": Capabilities(
+        logprobs=True,
+        top_logprobs=5,
+        min_p=True,
+        top_k=True,
+        penalties=True,
+        min_tokens=True,
+        ignore_eos=True,
+        cache_salt=True,
+        prefix_cache=True,
+        priority_inside=True,
+        abort_steps=2,
+        kv_figures=True,
+    ),
     # As read in the server's sources. Not offered: seeds, since its sampler keeps one for a whole batch (a seeded
     # answer changes with its company); cache salts, which its gRPC drops; biases, which it wants for the whole
     # vocabulary with each request; schemas and adapters, of which it does not say whether it was started with them.
@@ -90,9 +107,12 @@ def capabilities_of(engine: str, options: EngineOptions | None = None, *, exact:
     offered = ENGINE_CAPABILITIES.get(engine)
     if offered is None:
         raise ConfigError(f"there is no engine {engine!r}; known: {', '.join(sorted(ENGINE_CAPABILITIES))}")
-    providers = options.providers if engine == "openai" and options is not None else ()
-    token_ids_in = offered.token_ids_in and all(provider.takes_ids for provider in providers)
-    return replace(offered, exact=offered.exact or exact, token_ids_in=token_ids_in)
+    offered = replace(offered, exact=offered.exact or exact)
+    if engine == "openai" and options is not None:
+        return replace(offered, token_ids_in=all(provider.takes_ids for provider in options.providers))
+    if engine == "trtllm" and options is not None:
+        return replace(offered, json_schema=bool(options.guided_decoding), adapters=bool(options.adapters))
+    return offered
 
 
 def _shared_capabilities(model: ModelSettings) -> Capabilities:

@@ -78,6 +78,11 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     model_file: str = ""  # GGUF file or OpenVINO IR folder; empty: the one that the pool's tokenizer names
     exact: bool = False  # float32 throughout: the same text alone, batched and resumed, at about 1.65 times the time
 
+    # trtllm
+    llm_file: str = ""  # TOML file that says how tensorrt_llm.LLM is made: docs/engines.md, trtllm
+    guided_decoding: Literal["", "xgrammar", "llguidance"] = ""  # what keeps answers to JSON schemas; empty: nothing
+    adapters: tuple[Annotated[str, Meta(pattern=r"^[^=]+=.+\Z")], ...] = ()  # LoRA adapters, each name=folder
+
     # simulated
     pace_s: PaceSeconds = 0.01  # length of a step where no profile is given
     profile: str = ""  # name of a packaged GPU profile, or path of a JSON file
@@ -88,3 +93,8 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     fault_crash_token_id: int = -1  # a prompt with this id kills the engine process when its prefill begins
     fault_crash_step: Count = 0  # the process dies instead of computing this step; 0: never
     fault_hang_step: Count = 0  # this step never ends; 0: never
+
+    @property
+    def adapter_folders(self) -> dict[str, str]:
+        """By name, in the order of names."""
+        return {name: folder for name, _, folder in sorted(each.partition("=") for each in self.adapters)}

@@ -3,7 +3,8 @@
 An abort that has arrived takes effect before the next step. An idle engine waits on the socket and costs nothing.
 Where a request for one token has ended, the worker may have another for the very next step (a slice of a prompt
 follows the one before): it gets a moment to say so, or every second step would go without. The process ends when its
-worker does: by the kernel's signal, and when the socket closes. Ctrl-C is the worker's business.
+worker does: by the kernel's signal, and when the socket closes. Ctrl-C is the worker's business. Engines whose
+libraries are asynchronous are served by `async_host.py` instead.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 if __name__ == "__main__":  # before the slow imports: a Ctrl-C must not end the engine meanwhile
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -26,10 +28,11 @@ import msgspec
 from laneway.core.catalogue import Capabilities
 from laneway.core.errors import ConfigError
 from laneway.core.lanes import FinishReason
+from laneway.workers.engines.async_host import AsyncHost
 from laneway.workers.engines.checks import check_abilities
 from laneway.workers.engines.frames import Abort, Close, Command, Failed, Frames, Ready, Report, Stepped, Submit, framed
 from laneway.workers.engines.protocol import EngineStartError, EngineStats, SequenceStep, StepEngine
-from laneway.workers.engines.registry import EngineSpec, make_step_engine
+from laneway.workers.engines.registry import ASYNC_ENGINES, EngineSpec, make_async_engine, make_step_engine
 
 PR_SET_PDEATHSIG = 1
 READ_BYTES = 256 * 1024
@@ -42,7 +45,7 @@ def main() -> None:
     os.set_inheritable(descriptor, False)
     os.dup2(2, 1)  # what a library prints goes to the worker's log
     with socket.socket(fileno=descriptor) as channel, contextlib.suppress(WorkerGone):
-        EngineProcess(channel).run()
+        raise SystemExit(EngineProcess(channel).run())
 
 
 class WorkerGone(Exception):
@@ -63,11 +66,17 @@ class EngineProcess:
         self._stats = EngineStats()
         self._one_token: set[int] = set()  # requests for one token that have not ended
 
-    def run(self) -> None:
+    def run(self) -> int:
+        """Returns the exit code."""
         spec = msgspec.msgpack.decode(self._next_frame(), type=EngineSpec)
+        if spec.engine in ASYNC_ENGINES:
+            _be_nice(spec)
+            return asyncio.run(
+                AsyncHost(lambda: make_async_engine(spec), self._frames, self._waiting).serve(self._channel)
+            )
         engine = self._start(spec)
         if engine is None:
-            return
+            return 0
         try:
             while self._take_commands(engine, spec.capabilities):
                 steps, self._refused = self._refused, []
@@ -83,10 +92,10 @@ class EngineProcess:
                     select.select([self._channel], [], [], FOLLOW_S)
         finally:
             engine.close()
+        return 0
 
     def _start(self, spec: EngineSpec) -> StepEngine | None:
-        if spec.options.nice:
-            os.nice(spec.options.nice)
+        _be_nice(spec)
         try:
             engine = make_step_engine(spec)
             capacity = engine.load()
@@ -143,6 +152,11 @@ class EngineProcess:
             self._channel.sendall(framed(self._encoder, report))
         except OSError as error:
             raise WorkerGone from error
+
+
+def _be_nice(spec: EngineSpec) -> None:
+    if spec.options.nice:
+        os.nice(spec.options.nice)
 
 
 def die_with(worker_pid: int) -> None:

@@ -1,6 +1,6 @@
 """Which engine serves a pool: from the name in the catalogue to an engine that can be started.
 
-An engine in a server of its own is made here as it is. Step engines are built twice over: the worker makes a
+An engine in a server of its own is made here as it is. All others are built twice over: the worker makes a
 `ProcessEngine` from the pool, and the process that it starts makes the engine itself from the `EngineSpec` it is sent.
 Only that process imports an engine's libraries.
 """
@@ -17,10 +17,11 @@ from laneway.workers.engines.protocol import Engine, EngineCapacity, StepEngine
 from laneway.workers.engines.provider_gate import Gate
 
 STEP_ENGINES = ("openvino", "simulated")
+ASYNC_ENGINES = ("trtllm",)  # in a process of their own as well, without a loop of steps
 
 
 class EngineSpec(msgspec.Struct, frozen=True):
-    """All that a step engine needs to know of its pool; what travels to its process."""
+    """All that an engine in a process of its own needs to know of its pool; what travels there."""
 
     engine: str
     tokenizer: str
@@ -51,8 +52,8 @@ def make_engine(pool: Pool, options: EngineOptions, gate: Gate | None = None) ->
                 f"the openai engine needs the package httpx2: pip install 'laneway[openai]' ({error})"
             ) from error
         return make_openai(pool, options, gate)
-    if pool.engine not in STEP_ENGINES:
-        known = ", ".join((*STEP_ENGINES, "openai", "trtllm_grpc"))
+    if pool.engine not in (*STEP_ENGINES, *ASYNC_ENGINES):
+        known = ", ".join((*STEP_ENGINES, *ASYNC_ENGINES, "openai", "trtllm_grpc"))
         raise ConfigError(f'engine = "{pool.engine}" of pool {pool.name}: known engines are {known}')
     from laneway.workers.engines.host import ProcessEngine
 
@@ -60,14 +61,29 @@ def make_engine(pool: Pool, options: EngineOptions, gate: Gate | None = None) ->
 
 
 def spec_of(pool: Pool, options: EngineOptions) -> EngineSpec:
+    """Raises ConfigError."""
+    chunk_tokens = 0
+    if pool.engine == "trtllm":
+        from laneway.workers.engines.trtllm_settings import load_llm_file, step_tokens
+
+        chunk_tokens = step_tokens(load_llm_file(options.llm_file), pool, options.prefill_chunk_tokens)
     return EngineSpec(
         engine=pool.engine,
         tokenizer=pool.tokenizer,
         eos_ids=tuple(sorted(load_tokenizer(pool.tokenizer).eos_ids)),
-        capacity=EngineCapacity(pool.slots, pool.kv_tokens, pool.context_length, pool.vocabulary_size),
+        capacity=EngineCapacity(
+            pool.slots, pool.kv_tokens, pool.context_length, pool.vocabulary_size, chunk_tokens=chunk_tokens
+        ),
         capabilities=pool.capabilities,
         options=options,
     )
+
+
+def make_async_engine(spec: EngineSpec) -> Engine:
+    """Called in the engine's own process, on its event loop. Raises ConfigError."""
+    from laneway.workers.engines.trtllm import make_trtllm
+
+    return make_trtllm(spec)
 
 
 def make_step_engine(spec: EngineSpec) -> StepEngine:
