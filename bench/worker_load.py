@@ -134,9 +134,9 @@ async def site_with_worker(
 
 @asynccontextmanager
 async def site_with_process(
-    model: Mapping[str, object], policy: Mapping[str, object] | None = None
+    model: Mapping[str, object], policy: Mapping[str, object] | None = None, *, start_s: float = START_S
 ) -> AsyncIterator[WorkerApart]:
-    """The same with the worker in a process of its own."""
+    """The same with the worker in a process of its own, which serves after `start_s` at most."""
     given = _flags(model, policy or {})
     async with _region(given) as (settings, _, site, folder):
         config, ready = folder / "laneway.toml", folder / "ready.json"
@@ -158,7 +158,7 @@ async def site_with_process(
         )  # fmt: skip
         await child.start()
         try:
-            note = await child.ready(START_S)
+            note = await child.ready(start_s)
             yield WorkerApart(site, note.metrics)
         finally:
             await child.stop(15.0)
