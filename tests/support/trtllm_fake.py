@@ -64,6 +64,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     refused_token_id: int = -1  # a prompt with it fails by itself
     fatal_token_id: int = -1  # a prompt with it ends the executor
     lost_token_id: int = -1  # a prompt with it hurts its health, and gives nothing
+    deaf_token_id: int = -1  # after a prompt with it get_stats fails, and all else goes on
     helper: bool = False  # a process of its own by spawn, as the real one has for each GPU
 
 
@@ -200,7 +201,7 @@ class Llm:
         self._timer: asyncio.Handle | None = None
         self._count = 0
         self._well = True
-        self._shut = False
+        self._shut = self._deaf = False
         self._iter_stats_result = SimpleNamespace(mark_undone=self._mark_undone)
         self._done = True
         self._executor = self
@@ -243,6 +244,7 @@ class Llm:
         if self._options.lost_token_id in inputs:
             self._well = False
             return output
+        self._deaf = self._deaf or self._options.deaf_token_id in inputs
         if self._options.refused_token_id in inputs:
             output.put(None, RequestError("/a/path.cpp:7: no"))
             return output
@@ -325,6 +327,8 @@ class Llm:
 
     def do_get_stats(self, timeout: float | None) -> list[dict[str, Any]]:
         assert threading.current_thread() is not threading.main_thread(), "it may block"
+        if self._deaf:
+            raise RuntimeError("no connection")
         if self.BEHAVIOUR.stall and self._done:
             return []
         told = []

@@ -69,6 +69,12 @@ async def test_what_the_library_refuses_is_said_in_its_log_and_not_by_us(site: T
             pass
 
 
+async def test_a_first_request_that_fails_is_the_start_that_failed(site: TrtllmSite):
+    with pytest.raises(EngineStartError, match="a first request failed: TensorRT-LLM failed on this request"):
+        async with running(site.options(fake=Options(refused_token_id=0))):
+            pass
+
+
 async def test_requests_carry_salt_and_priority(site: TrtllmSite):
     async with running(site.options()) as t:
         await t.run(cache_salt="a tenant", priority=0.9)
@@ -205,7 +211,12 @@ async def test_a_request_that_fails_there_harms_no_other_and_is_told_in_our_word
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"), [("fatal_token_id", "failed (RuntimeError)"), ("lost_token_id", "not well")]
+    ("fault", "said"),
+    [
+        ("fatal_token_id", "failed (RuntimeError)"),
+        ("lost_token_id", "not well"),
+        ("deaf_token_id", "tells nothing more of itself"),
+    ],
 )
 async def test_its_end_is_told_of_with_its_reason(site: TrtllmSite, fault: str, said: str):
     options = site.options(fake=replace(Options(), **{fault: 7}), health_interval_s=0.05)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from laneway.core.catalogue import Capabilities
 from laneway.core.errors import ConfigError
+from laneway.core.lanes import FinishReason
 from laneway.workers.engines.iterations import Iteration, Iterations
 from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStartError, SequenceStep
 from laneway.workers.engines.registry import EngineSpec
@@ -114,7 +115,11 @@ class InProcessLlm:
         """Reads its iterations as well, until it is lost."""
         while True:
             idle = not self._outputs
-            told = await asyncio.to_thread(self._read_stats)
+            try:
+                told = await asyncio.to_thread(self._read_stats)
+            except Exception as error:  # noqa: BLE001 - whatever it is, without it nobody empties their queue
+                log.warning("trtllm_statistics_not_read", error=repr(error))
+                return f"TensorRT-LLM tells nothing more of itself ({type(error).__name__})"
             if told:
                 self.on_iterations(iterations_of(told))
             if trouble := self._unwell():
@@ -135,8 +140,9 @@ class InProcessLlm:
         one. What its iterations say."""
         request = EngineRequest(0, (0,), WARM_TOKENS, temperature=0.0, ignore_eos=True)
         try:
-            async for _ in self.generate(request):
-                pass
+            async for step in self.generate(request):
+                if step.finish is FinishReason.ERROR:
+                    raise RemoteRefusal(step.message)
         except (RemoteRefusal, RemoteGone) as error:
             raise EngineStartError(f"a first request failed: {error}") from error
         return await asyncio.to_thread(self._read_stats)
