@@ -325,7 +325,7 @@ async def test_max_tokens_that_the_server_cuts_silently_are_an_error_with_both_n
     async with serving(FakeOptions(context_length=32)) as (_, address), started(address) as (engine, sink):
         heard = await sink.run(engine, PROMPT, 100)
         assert heard.finish is FinishReason.ERROR
-        assert heard.message.startswith("the server gave 24 of 100 tokens and stopped")
+        assert heard.message.startswith("TensorRT-LLM gave 24 of 100 tokens and stopped")
 
 
 async def test_an_answer_that_ends_without_a_word_or_makes_no_sense_is_an_error():

@@ -30,15 +30,15 @@ def finish_of(reason: str, received: int, max_tokens: int) -> tuple[FinishReason
             return FinishReason.LENGTH, ""
         # It cuts max_tokens to what its own context leaves, and says so in its log only.
         return FinishReason.ERROR, (
-            f"the server gave {received} of {max_tokens} tokens and stopped: its context is shorter than the pool's "
+            f"TensorRT-LLM gave {received} of {max_tokens} tokens and stopped: its context is shorter than the pool's "
             "context_length"
         )
     if reason == "cancelled":
-        return FinishReason.ERROR, "the request was aborted at the server by somebody else"
+        return FinishReason.ERROR, "the request was aborted there by somebody else"
     if reason == "timeout":
-        return FinishReason.ERROR, "the server's own time limit ended the answer"
+        return FinishReason.ERROR, "a time limit of TensorRT-LLM ended the answer"
     log.warning("trtllm_finish_unknown", finish_reason=reason)
-    return FinishReason.ERROR, "the server ended the answer for a reason that is not known here"
+    return FinishReason.ERROR, "TensorRT-LLM ended the answer for a reason that is not known here"
 
 
 def has_penalties(version: str) -> bool:
