@@ -65,7 +65,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     fatal_token_id: int = -1  # a prompt with it ends the executor
     lost_token_id: int = -1  # a prompt with it hurts its health, and gives nothing
     deaf_token_id: int = -1  # after a prompt with it get_stats fails, and all else goes on
-    helper: bool = False  # a process of its own by spawn, as the real one has for each GPU
+    spawns: bool = False  # a process of its own, as the real one has for each GPU
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,10 @@ class Llm:
         assert threading.current_thread() is threading.main_thread()
         self._given = given
         self._options = options = msgspec.json.decode(given["model"], type=Options)
-        if options.helper:
-            self._helper = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600.0,), daemon=True)
-            self._helper.start()
-            self._note({"helper": self._helper.pid})
+        if options.spawns:
+            self._rank = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600.0,), daemon=True)
+            self._rank.start()
+            self._note({"rank": self._rank.pid})
         self._core = self._make_core(options, given)
         self._note({"llm": {name: _plain(value) for name, value in given.items()}, "process_id": os.getpid()})
         self._outputs: dict[int, Any] = {}

@@ -230,13 +230,13 @@ async def test_its_end_is_told_of_with_its_reason(site: TrtllmSite, fault: str, 
 
 async def test_processes_that_it_started_end_with_it_however_it_ends(site: TrtllmSite):
     """They hold the GPU."""
-    engine, sink = make_engine(POOL, site.options(fake=Options(helper=True))), RecordingSink()
+    engine, sink = make_engine(POOL, site.options(fake=Options(spawns=True))), RecordingSink()
     await engine.start(sink)
-    (helper,) = [line["helper"] for line in site.journal_lines() if "helper" in line]
-    assert running_process(helper)
+    (rank,) = [line["rank"] for line in site.journal_lines() if "rank" in line]
+    assert running_process(rank)
     os.kill(engine.process_id, signal.SIGKILL)  # type: ignore[attr-defined] # a ProcessEngine
     await sink.until(lambda: sink.closed)
-    await eventually(lambda: not running_process(helper))
+    await eventually(lambda: not running_process(rank))
     await engine.close()
 
 

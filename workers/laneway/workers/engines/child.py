@@ -87,7 +87,7 @@ class EngineChild(asyncio.Protocol):
                 self.send(b"".join(frames))
 
     def kill(self) -> None:
-        """With all that it started: it leads a session of its own."""
+        """With all that it started: it leads a process group of its own."""
         if self._process is not None and self._process.returncode is None:
             self._kill_group(self._process.pid)
 
