@@ -31,5 +31,5 @@ def choose(offers: Iterable[Offer], deadline_in_s: float = inf) -> Offer | None:
     possible = [offer for offer in offers if not isinf(offer.wait_s)]
     in_time = [offer for offer in possible if offer.done_in_s <= deadline_in_s]
     if in_time:
-        return min(in_time, key=lambda offer: (offer.cost, offer.done_in_s, offer.name))
-    return min(possible, key=lambda offer: (offer.done_in_s, offer.cost, offer.name), default=None)
+        return min(in_time, key=lambda offer: (offer.cost, offer.done_in_s, offer.name, offer.wait_s))
+    return min(possible, key=lambda offer: (offer.done_in_s, offer.cost, offer.name, offer.wait_s), default=None)
