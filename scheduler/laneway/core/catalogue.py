@@ -6,6 +6,7 @@ from msgspec import Struct, field
 
 from laneway.core.errors import InvalidRequest
 from laneway.core.fleet import StepTimes
+from laneway.core.selectors import Selector
 
 
 class Capabilities(Struct, frozen=True):
@@ -84,6 +85,10 @@ class Pool(Struct, frozen=True):
     home_slots: int = 0  # affinity slots; below 2: every job may go to any worker
     bulk: bool = False  # its lower-lane prompts may be submitted whole where the engine has no prefix cache
     step_times: StepTimes = StepTimes()  # prior until measured, from the engine's profile; a base of 0: none
+    selector: Selector = Selector()  # which jobs of its tier it takes
+    weights: str = ""  # what is served: a file, folder or name; empty: not told
+    precision: str = ""  # of the weights; empty: not told
+    price_per_device_s: float = 0.0  # of a second of one worker
 
     @property
     def homes(self) -> tuple[str, ...]:
@@ -95,11 +100,13 @@ class Pool(Struct, frozen=True):
         """Most messages of the priority lane, running ones included."""
         return self.slots * self.workers + self.queue_length
 
-    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        return (
+    def cost(self, prompt_tokens: int, completion_tokens: int, device_s: float = 0.0) -> float:
+        """`device_s`: of a worker's time, that the job takes for itself."""
+        tokens = (
             prompt_tokens * self.price_per_million_prompt_tokens
             + completion_tokens * self.price_per_million_completion_tokens
-        ) / 1e6
+        )
+        return tokens / 1e6 + device_s * self.price_per_device_s
 
 
 class Catalogue(Struct, frozen=True):

@@ -45,8 +45,9 @@ from laneway.core.lanes import Lane, VerdictKind
 from laneway.policy import eta as etas
 from laneway.policy.asking import AdmitParams, Ask, Candidate, Situation
 from laneway.policy.contract import within_reach
+from laneway.policy.cost import job_cost
 from laneway.policy.eta import Load, PoolView, Rates
-from laneway.policy.feasible import Judged, audited, facts_of, judge, latest_start_of
+from laneway.policy.feasible import Judged, audited, because_of, facts_of, judge, latest_start_of
 from laneway.policy.fire import fire_at_s
 
 __all__ = ["AdmitParams", "Ask", "Candidate", "Decision", "Placement", "Situation", "admit", "full_lane_retry_s"]
@@ -156,7 +157,7 @@ def _never(ask: Ask, candidate: Candidate, contract: Contract, situation: Situat
     """The refusal of a request that this pool could not serve even if it were idle."""
     pool = candidate.pool
     view = situation.views[pool.name]
-    most = pool.cost(candidate.prompt_tokens, candidate.max_tokens)
+    most = job_cost(pool, view.plan, candidate.prompt_tokens, candidate.max_tokens)
     if contract.cost_max is not None and most > contract.cost_max:
         return _refused(
             ask, candidate, contract, Infeasible, "COST_ABOVE_MAX",
@@ -295,10 +296,10 @@ def _accepted(
         ttft_eta_s=judged.stated.ttft_s,
         completion_eta_s=judged.stated.completion_s,
         hold_until_s=fire_at if hold else None,
-        cost=pool.cost(candidate.prompt_tokens, candidate.expected_tokens),
+        cost=job_cost(pool, view.plan, candidate.prompt_tokens, candidate.expected_tokens),
         ttft_bound_s=judged.stated.ttft_bound_s,
         completion_bound_s=judged.stated.completion_bound_s,
-        facts=facts_of(judged, contract),
+        facts=facts_of(judged, contract, candidate),
         estimate=judged.estimate,
     )
     return Decision(
@@ -397,9 +398,9 @@ def _refused(
         ttft_eta_s=judged.stated.ttft_s if judged else None,
         completion_eta_s=judged.stated.completion_s if judged else None,
         retry_after_s=retry_s,
-        cost=pool.cost(candidate.prompt_tokens, candidate.expected_tokens),
+        cost=job_cost(pool, None, candidate.prompt_tokens, candidate.expected_tokens),
         ttft_bound_s=judged.stated.ttft_bound_s if judged else None,
         completion_bound_s=judged.stated.completion_bound_s if judged else None,
-        facts=facts_of(judged, contract) if judged else (),
+        facts=facts_of(judged, contract, candidate) if judged else because_of(candidate),
     )
     return Decision(verdict=verdict, candidate=candidate, contract=contract, refusal=error)

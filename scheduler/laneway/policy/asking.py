@@ -48,6 +48,7 @@ class Candidate(Struct, frozen=True):
     max_tokens: int  # of all answers together
     expected_tokens: int  # predicted output: the quantile that the lane's ETA uses
     long_tokens: int  # predicted output near its upper end: for the latest start
+    because: str = ""  # why this pool of its tier; empty: the tier has no other
 
 
 class Ask(Struct, frozen=True):

@@ -96,7 +96,7 @@ def latest_start_of(contract: Contract, rate: Rates, candidate: Candidate, param
     return latest_start_s(contract.deadline_s, service, FireParams(params.margin_s, params.margin_ratio))
 
 
-def facts_of(judged: Judged, contract: Contract) -> tuple[tuple[str, str], ...]:
+def facts_of(judged: Judged, contract: Contract, candidate: Candidate) -> tuple[tuple[str, str], ...]:
     """For people: the numbers of a verdict, spans in seconds. What is 0 is left out, but for the wait: each is stored
     with the job, twice."""
     eta, (ttft, completion) = judged.eta, judged.fits
@@ -118,4 +118,9 @@ def facts_of(judged: Judged, contract: Contract) -> tuple[tuple[str, str], ...]:
         facts.append(("completion_fit", f"{completion.p50:.3g} {completion.p90:.3g}"))
     if judged.redeemed:
         facts.append(("place", "promised"))
-    return tuple(facts)
+    return (*facts, *because_of(candidate))
+
+
+def because_of(candidate: Candidate) -> tuple[tuple[str, str], ...]:
+    """Why this pool of its tier, where the tier has several by what they are for."""
+    return (("chosen_for", candidate.because),) if candidate.because else ()

@@ -7,7 +7,7 @@ serves every stream of the door. Tokenizers never truncate, so what is counted h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from msgspec import Struct
@@ -17,6 +17,7 @@ from laneway.core.errors import InvalidRequest
 from laneway.core.job import GenerateTask
 from laneway.core.lanes import Lane
 from laneway.core.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from laneway.core.selectors import GENERAL_RANK, choose, reason_of
 from laneway.policy.admit import Candidate
 from laneway.policy.contract import beyond_context, output_room
 from laneway.policy.lengths import LengthBook
@@ -49,22 +50,32 @@ class Preparer:
     async def options(self, parsed: ParsedSpec, tenant: str) -> list[Option]:
         """At least one, cheapest first. InvalidRequest where no pool's context holds prompt and answer."""
         ids_of: dict[str, tuple[int, ...]] = {}
-        options: list[Option] = []
+        fitting: list[Pool] = []
         objection: InvalidRequest | None = None
         for pool in parsed.pools:
             if (least := await self._least_tokens(parsed.prompt, pool)) >= pool.context_length:
                 objection = objection or beyond_context(pool, f"at least {least}", least)
                 continue
-            ids = ids_of.get(pool.tokenizer)
-            if ids is None:
-                ids = ids_of[pool.tokenizer] = await self._tokenise(parsed.prompt, self._tokenizers[pool.tokenizer])
+            if pool.tokenizer not in ids_of:
+                ids_of[pool.tokenizer] = await self._tokenise(parsed.prompt, self._tokenizers[pool.tokenizer])
+            fitting.append(pool)
+        options: list[Option] = []
+        for pool in self._taking(fitting, ids_of, parsed) if fitting else ():
             try:
-                options.append(self._option(pool, ids, parsed, tenant))
+                options.append(self._option(pool, ids_of[pool.tokenizer], parsed, tenant))
             except InvalidRequest as error:
                 objection = objection or error
         if objection is not None and not options:
             raise objection
         return options
+
+    def _taking(
+        self, pools: Sequence[Pool], ids_of: Mapping[str, tuple[int, ...]], parsed: ParsedSpec
+    ) -> Sequence[Pool]:
+        """The pools whose selectors take the request, which may be of other lengths in other tokens."""
+        if all(pool.selector.rank == GENERAL_RANK for pool in pools):
+            return pools
+        return choose(pools, parsed.contract.lane, lambda pool: len(ids_of[pool.tokenizer]), parsed.features)
 
     async def _least_tokens(self, prompt: Prompt, pool: Pool) -> int:
         """A lower bound, without tokenising: what can never fit must not take a thread for seconds."""
@@ -86,7 +97,8 @@ class Preparer:
             sampling.n * self._lengths.predict(tenant, pool.model, q, max_tokens, min_tokens=least, route=parsed.route)
             for q in (ETA_QUANTILE[lane], LONG_QUANTILE)
         )
-        return Option(Candidate(pool, len(ids), sampling.n * max_tokens, expected, long), task)
+        because = reason_of(pool, parsed.pools, parsed.features)
+        return Option(Candidate(pool, len(ids), sampling.n * max_tokens, expected, long, because), task)
 
     async def _tokenise(self, prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
         if isinstance(prompt, TokenPrompt):

@@ -6,12 +6,15 @@ the door, naming the field.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from laneway.core.catalogue import Capabilities, Catalogue, Pool
 from laneway.core.errors import ConfigError
 from laneway.core.fleet import StepTimes
+from laneway.core.selectors import Conflict, conflicts
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.engine_profile import (
     EngineProfile,
@@ -155,6 +158,10 @@ def pool_of(model: ModelSettings) -> Pool:
         home_slots=model.workers if model.home_slots is None else model.home_slots,
         bulk=model.bulk,
         step_times=prior.step_times,
+        selector=model.selector,
+        weights=model.weights,
+        precision=model.precision,
+        price_per_device_s=model.price_per_device_s,
     )
 
 
@@ -213,5 +220,37 @@ def _prior_of(model: ModelSettings, profile: EngineProfile | None) -> _Prior:
 
 
 def catalogue_of(settings: Settings) -> Catalogue:
-    """The pools in the order of the settings: a model's later tier is the better one."""
-    return Catalogue(tuple(pool_of(model) for model in settings.models))
+    """The pools in the order of the settings: a model's later tier is the better one. ConfigError names the field."""
+    catalogue = Catalogue(tuple(pool_of(model) for model in settings.models))
+    for wrong in (*conflicts(catalogue.pools), *variants(catalogue.pools), *_not_offered(catalogue.pools)):
+        raise ConfigError(f"models[{wrong.index}].{wrong.field}: {wrong.message}")
+    return catalogue
+
+
+# All pools of a tier serve one variant of its model: whoever asks for it gets the same whichever pool takes the job.
+_OF_THE_TIER = ("weights", "precision", "tokenizer", "vocabulary_size")
+
+
+def variants(pools: Sequence[Pool]) -> Iterator[Conflict]:
+    """Pools that serve something else than the first of their tier. What only one of them tells is no difference."""
+    first: dict[tuple[str, str], Pool] = {}
+    for index, pool in enumerate(pools):
+        other = first.setdefault((pool.model, pool.tier), pool)
+        for name in _OF_THE_TIER:
+            mine, theirs = getattr(pool, name), getattr(other, name)
+            if mine and theirs and mine != theirs:
+                yield Conflict(
+                    index, name,
+                    f"{mine} of pool {pool.name} is not the {theirs} of pool {other.name}, which serves the same tier; "
+                    "give it a tier of its own",
+                )  # fmt: skip
+
+
+def _not_offered(pools: Sequence[Pool]) -> Iterator[Conflict]:
+    for index, pool in enumerate(pools):
+        for name in pool.selector.features:
+            offered = getattr(pool.capabilities, name)
+            if not offered or (name == "n" and offered == 1):
+                yield Conflict(
+                    index, "features", f"{name} is nothing that the {pool.engine} engine offers, so no job reaches it"
+                )

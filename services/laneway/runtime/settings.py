@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from laneway.core.errors import ConfigError
 from laneway.core.lanes import Lane
+from laneway.core.selectors import Selector
 from laneway.runtime import config_load
 from laneway.runtime.engine_options import EngineOptions
 
@@ -38,6 +39,12 @@ Slug = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z", extra={"words": "1
 SlugOrEmpty = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,64}\Z", extra={"words": "at most 64 of A-Z a-z 0-9 _ -"})]
 # Job ids carry the region: core.ids.
 RegionSlug = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,27}\Z", extra={"words": "1 to 27 of A-Z a-z 0-9 _ -"})]
+Precision = Literal["", "fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
+# Abilities that a request may use (runtime.wire.needs), and a pool may be kept for.
+Feature = Literal[
+    "logprobs", "top_logprobs", "min_p", "seed", "penalties", "logit_bias", "n", "min_tokens", "ignore_eos", "tools",
+    "json_schema", "regex", "grammar", "adapters", "cache_salt", "image_input", "strict_isolation",
+]  # fmt: skip
 _HOST_PORT = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}"
 Address = Annotated[str, Meta(pattern=rf"^{_HOST_PORT}\Z", extra={"words": "host:port; port 0 takes a free one"})]
 AddressOrEmpty = Annotated[str, Meta(pattern=rf"^({_HOST_PORT})?\Z", extra={"words": "host:port or empty"})]
@@ -275,6 +282,14 @@ class ModelSettings(Section, frozen=True):
     decode_tokens_per_s: Rate | None = None  # of one sequence, until measured; unset: as its profile has it, or 50
     price_per_million_prompt_tokens: Price = 0.0
     price_per_million_completion_tokens: Price = 0.0
+    price_per_device_s: Price = 0.0  # of a second of one worker; a job pays for the share that its slot is
+    weights: str = ""  # what is served: a file, folder or name; openvino: the model_file where that is not set
+    precision: Precision = ""  # of the weights: another precision is another tier
+    # Which jobs of its tier the pool takes, where the tier has several; empty or 0: any.
+    lanes: tuple[Lane, ...] = ()
+    prompt_tokens_min: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
+    prompt_tokens_max: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
+    features: tuple[Feature, ...] = ()  # abilities, of which a job must use one
     engine_options: EngineOptions | None = None  # unset: worker.engine_options
     home_slots: Annotated[int, Meta(ge=0, le=64)] | None = None  # affinity slots; unset: as many as workers; 0: none
     bulk: bool = False  # lower-lane prompts may be submitted whole where the engine has no prefix cache
@@ -285,6 +300,8 @@ class ModelSettings(Section, frozen=True):
             raise ValueError("max_tokens_default must be below context_length")
         if self.kv_tokens < self.context_length and self.engine != "simulated":
             raise ValueError("kv_tokens must hold one sequence of context_length tokens")
+        if self.prompt_tokens_max and self.prompt_tokens_max < self.prompt_tokens_min:
+            raise ValueError("prompt_tokens_max must not be below prompt_tokens_min")
         elsewhere = [e for e in (self.engine, *self.other_engines) if e in ("openai", "trtllm", "trtllm_grpc")]
         if elsewhere and not self.tokenizer:
             raise ValueError(f"tokenizer must be that of the model which the engine of a {elsewhere[0]} pool serves")
@@ -292,6 +309,10 @@ class ModelSettings(Section, frozen=True):
     @property
     def pool_name(self) -> str:
         return self.pool or f"{self.name}-{self.tier}"
+
+    @property
+    def selector(self) -> Selector:
+        return Selector(self.lanes, self.prompt_tokens_min, self.prompt_tokens_max, self.features)
 
 
 class Settings(Section, frozen=True):
@@ -325,6 +346,8 @@ class Settings(Section, frozen=True):
         model = self.model_of(pool)
         other = self.worker.engine not in ("", model.engine)
         options = (None if other else model.engine_options) or self.worker.engine_options
+        if model.weights and not options.model_file and (self.worker.engine or model.engine) == "openvino":
+            options = msgspec.structs.replace(options, model_file=model.weights)
         return msgspec.structs.replace(options, exact=options.exact or model.exact)
 
 

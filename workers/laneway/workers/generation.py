@@ -173,7 +173,9 @@ class Generation:
     def result(self, reason: FinishReason) -> Result:
         prompt, made = len(self._job.task.prompt_ids), len(self.transcript)
         cached = prompt if self.joined else self.transcript.cached_tokens
-        usage = Usage(prompt, cached, made, self._bench.pool.cost(prompt, made))
+        pool, spans = self._bench.pool, self.spans
+        device_s = 0.0 if self.joined else (spans.prefill_s + spans.decode_s) / pool.slots  # of this attempt
+        usage = Usage(prompt, cached, made, pool.cost(prompt, made, device_s))
         return self.transcript.result(reason, usage)
 
     def measure(self, began_s: float) -> None:

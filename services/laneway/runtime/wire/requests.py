@@ -50,6 +50,11 @@ class ParsedSpec(Struct, frozen=True):
         """As asked for; None: the pool's default."""
         return self.sampling.max_tokens
 
+    @property
+    def features(self) -> frozenset[str]:
+        """Names of the abilities that it uses."""
+        return frozenset(need.ability for need in self.needs)
+
     def sampling_of(self, pool: Pool, max_tokens: int) -> Sampling:
         return self.sampling.resolved(max_tokens, pool.temperature_default)
 
