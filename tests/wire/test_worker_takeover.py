@@ -124,6 +124,32 @@ async def test_what_becomes_of_each_kind_of_job_when_its_worker_stops_renewing(
         await each_index_once(place, door, [plain, greedy], 300)
 
 
+async def test_a_seeded_run_goes_on_where_the_engine_finds_its_draws_in_the_ids(
+    nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
+):
+    """As the simulated engine does, which does not say so."""
+    able = replace(ENGINE_CAPABILITIES["simulated"], resumable_sampling=True)
+    monkeypatch.setitem(ENGINE_CAPABILITIES, "simulated", able)
+    sampling = Sampling(max_tokens=120, temperature=1.0, seed=5, min_tokens=100)
+    async with (
+        yard(nats_server, workers=1, engine__pace_s=0.01, nats__ack_wait_priority_s=1.0) as place,
+        ByteDoor(place.bus) as door,
+    ):
+        (job_id,) = await streaming(place, door, 1, sampling=sampling)
+        await eventually(lambda: len(door.ids(job_id)) > 10)
+        engine = place.workers[0].worker.engine._engine
+        assert engine is not None
+        os.kill(engine.process_id, signal.SIGKILL)  # type: ignore[attr-defined] # a ProcessEngine
+        (record,) = await place.ended(job_id)
+        assert record.state is JobState.SUCCEEDED
+        assert record.lineage[-1].start_index > 10
+        (whole,) = await place.ended((await place.submit(prompt=b"0?", sampling=sampling)).record.job_id)
+        assert record.result is not None
+        assert whole.result is not None
+        assert record.result.token_ids == whole.result.token_ids
+        await each_index_once(place, door, [job_id], 120)
+
+
 async def _running(place: Yard, job_id: str) -> bool:
     return (await place.record(job_id)).state is JobState.RUNNING
 

@@ -43,7 +43,8 @@ ENGINE_CAPABILITIES: dict[str, Capabilities] = {
         abort_steps=1,
         kv_figures=True,
     ),
-    # Its next token depends on the seed and all tokens before it: so a seeded run goes on from its ids.
+    # Its next token depends on the seed and all tokens before it, so that a seeded run could go on from its ids. It
+    # does not say so: it stands for engines that keep the state of their draws to themselves, as those of GPUs do.
     "simulated": Capabilities(
         logprobs=True,
         top_logprobs=5,
@@ -54,7 +55,6 @@ ENGINE_CAPABILITIES: dict[str, Capabilities] = {
         min_tokens=True,
         ignore_eos=True,
         exact=True,
-        resumable_sampling=True,
         prefix_cache=True,
         strict_isolation=True,
         priority_inside=True,
