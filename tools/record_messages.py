@@ -268,6 +268,8 @@ LEASE = WorkerLease(
     hot_prefixes=(2**63 + 1, 7),
     block_tokens=32,
     lower_places=1,
+    load_progress=0.5,
+    engine_deaths=2,
 )
 PLAN = Plan(
     region="eu",

@@ -249,7 +249,7 @@ class AnswerLength(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ..., route: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerLease(_message.Message):
-    __slots__ = ("schema", "worker_id", "name", "pool", "engine", "state", "detail", "slots", "running", "kv_tokens", "kv_tokens_used", "prefill_tokens_per_s", "decode_tokens_per_s", "service_s", "started_at", "renewed_at", "jobs_done", "tokens_done", "busy_s", "capabilities", "running_by_lane", "process_id", "home", "step_times", "lower_tokens_per_s", "priority_tpot_p95_s", "theta", "hot_prefixes", "block_tokens", "lower_places")
+    __slots__ = ("schema", "worker_id", "name", "pool", "engine", "state", "detail", "slots", "running", "kv_tokens", "kv_tokens_used", "prefill_tokens_per_s", "decode_tokens_per_s", "service_s", "started_at", "renewed_at", "jobs_done", "tokens_done", "busy_s", "capabilities", "running_by_lane", "process_id", "home", "step_times", "lower_tokens_per_s", "priority_tpot_p95_s", "theta", "hot_prefixes", "block_tokens", "lower_places", "load_progress", "engine_deaths")
     class RunningByLaneEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +287,8 @@ class WorkerLease(_message.Message):
     HOT_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOWER_PLACES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_DEATHS_FIELD_NUMBER: _ClassVar[int]
     schema: int
     worker_id: str
     name: str
@@ -317,7 +319,9 @@ class WorkerLease(_message.Message):
     hot_prefixes: _containers.RepeatedScalarFieldContainer[int]
     block_tokens: int
     lower_places: int
-    def __init__(self, schema: _Optional[int] = ..., worker_id: _Optional[str] = ..., name: _Optional[str] = ..., pool: _Optional[str] = ..., engine: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., service_s: _Optional[float] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., renewed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., busy_s: _Optional[float] = ..., capabilities: _Optional[_Iterable[str]] = ..., running_by_lane: _Optional[_Mapping[int, int]] = ..., process_id: _Optional[int] = ..., home: _Optional[str] = ..., step_times: _Optional[_Union[_scheduler_pb2.StepTimes, _Mapping]] = ..., lower_tokens_per_s: _Optional[float] = ..., priority_tpot_p95_s: _Optional[float] = ..., theta: _Optional[float] = ..., hot_prefixes: _Optional[_Iterable[int]] = ..., block_tokens: _Optional[int] = ..., lower_places: _Optional[int] = ...) -> None: ...
+    load_progress: float
+    engine_deaths: int
+    def __init__(self, schema: _Optional[int] = ..., worker_id: _Optional[str] = ..., name: _Optional[str] = ..., pool: _Optional[str] = ..., engine: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., service_s: _Optional[float] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., renewed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., busy_s: _Optional[float] = ..., capabilities: _Optional[_Iterable[str]] = ..., running_by_lane: _Optional[_Mapping[int, int]] = ..., process_id: _Optional[int] = ..., home: _Optional[str] = ..., step_times: _Optional[_Union[_scheduler_pb2.StepTimes, _Mapping]] = ..., lower_tokens_per_s: _Optional[float] = ..., priority_tpot_p95_s: _Optional[float] = ..., theta: _Optional[float] = ..., hot_prefixes: _Optional[_Iterable[int]] = ..., block_tokens: _Optional[int] = ..., lower_places: _Optional[int] = ..., load_progress: _Optional[float] = ..., engine_deaths: _Optional[int] = ...) -> None: ...
 
 class IngestVerdict(_message.Message):
     __slots__ = ("schema", "job_id", "key", "verdict", "error")

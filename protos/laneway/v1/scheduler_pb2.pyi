@@ -172,7 +172,7 @@ class LanePlan(_message.Message):
     def __init__(self, lane: _Optional[_Union[_common_pb2.Lane, str]] = ..., ready: _Optional[int] = ..., running: _Optional[int] = ..., parked: _Optional[int] = ..., parked_device_s: _Optional[float] = ..., limit: _Optional[int] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., demand: _Optional[_Iterable[_Union[Demand, _Mapping]]] = ..., ttft_fit: _Optional[_Union[EtaFit, _Mapping]] = ..., completion_fit: _Optional[_Union[EtaFit, _Mapping]] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("worker_id", "name", "pool", "engine", "state", "detail", "slots", "running", "kv_tokens", "kv_tokens_used", "prefill_tokens_per_s", "decode_tokens_per_s", "started_at", "seen_at", "jobs_done", "tokens_done", "capabilities", "busy_s", "process_id", "home", "lower_tokens_per_s", "priority_tpot_p95_s", "theta", "step_times")
+    __slots__ = ("worker_id", "name", "pool", "engine", "state", "detail", "slots", "running", "kv_tokens", "kv_tokens_used", "prefill_tokens_per_s", "decode_tokens_per_s", "started_at", "seen_at", "jobs_done", "tokens_done", "capabilities", "busy_s", "process_id", "home", "lower_tokens_per_s", "priority_tpot_p95_s", "theta", "step_times", "load_progress", "engine_deaths")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,8 @@ class Worker(_message.Message):
     PRIORITY_TPOT_P95_S_FIELD_NUMBER: _ClassVar[int]
     THETA_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_DEATHS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     name: str
     pool: str
@@ -221,7 +223,9 @@ class Worker(_message.Message):
     priority_tpot_p95_s: float
     theta: float
     step_times: StepTimes
-    def __init__(self, worker_id: _Optional[str] = ..., name: _Optional[str] = ..., pool: _Optional[str] = ..., engine: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seen_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., busy_s: _Optional[float] = ..., process_id: _Optional[int] = ..., home: _Optional[str] = ..., lower_tokens_per_s: _Optional[float] = ..., priority_tpot_p95_s: _Optional[float] = ..., theta: _Optional[float] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ...) -> None: ...
+    load_progress: float
+    engine_deaths: int
+    def __init__(self, worker_id: _Optional[str] = ..., name: _Optional[str] = ..., pool: _Optional[str] = ..., engine: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seen_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., jobs_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., busy_s: _Optional[float] = ..., process_id: _Optional[int] = ..., home: _Optional[str] = ..., lower_tokens_per_s: _Optional[float] = ..., priority_tpot_p95_s: _Optional[float] = ..., theta: _Optional[float] = ..., step_times: _Optional[_Union[StepTimes, _Mapping]] = ..., load_progress: _Optional[float] = ..., engine_deaths: _Optional[int] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
     __slots__ = ("lane", "pool", "paused", "ready", "running", "parked", "limit", "next_due", "released")
@@ -246,7 +250,7 @@ class LaneStatus(_message.Message):
     def __init__(self, lane: _Optional[_Union[_common_pb2.Lane, str]] = ..., pool: _Optional[str] = ..., paused: _Optional[bool] = ..., ready: _Optional[int] = ..., running: _Optional[int] = ..., parked: _Optional[int] = ..., limit: _Optional[int] = ..., next_due: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., released: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "tier", "pool", "engine", "context_length", "vocabulary_size", "capabilities", "workers", "price_per_million_prompt_tokens", "price_per_million_completion_tokens")
+    __slots__ = ("name", "tier", "pool", "engine", "context_length", "vocabulary_size", "capabilities", "workers", "price_per_million_prompt_tokens", "price_per_million_completion_tokens", "price_per_device_s", "weights", "precision", "lanes", "prompt_tokens_min", "prompt_tokens_max", "features", "planned_workers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +261,14 @@ class Model(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PRICE_PER_MILLION_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRICE_PER_MILLION_COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRICE_PER_DEVICE_S_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_MIN_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_WORKERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     tier: str
     pool: str
@@ -267,7 +279,15 @@ class Model(_message.Message):
     workers: int
     price_per_million_prompt_tokens: float
     price_per_million_completion_tokens: float
-    def __init__(self, name: _Optional[str] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., engine: _Optional[str] = ..., context_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., workers: _Optional[int] = ..., price_per_million_prompt_tokens: _Optional[float] = ..., price_per_million_completion_tokens: _Optional[float] = ...) -> None: ...
+    price_per_device_s: float
+    weights: str
+    precision: str
+    lanes: _containers.RepeatedScalarFieldContainer[_common_pb2.Lane]
+    prompt_tokens_min: int
+    prompt_tokens_max: int
+    features: _containers.RepeatedScalarFieldContainer[str]
+    planned_workers: int
+    def __init__(self, name: _Optional[str] = ..., tier: _Optional[str] = ..., pool: _Optional[str] = ..., engine: _Optional[str] = ..., context_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., workers: _Optional[int] = ..., price_per_million_prompt_tokens: _Optional[float] = ..., price_per_million_completion_tokens: _Optional[float] = ..., price_per_device_s: _Optional[float] = ..., weights: _Optional[str] = ..., precision: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[_common_pb2.Lane, str]]] = ..., prompt_tokens_min: _Optional[int] = ..., prompt_tokens_max: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., planned_workers: _Optional[int] = ...) -> None: ...
 
 class GetPlanRequest(_message.Message):
     __slots__ = ()

@@ -69,6 +69,8 @@ class WorkerLease(Struct, frozen=True):
     hot_prefixes: tuple[int, ...] = ()  # hashes of prompt beginnings that its prefix cache holds, hottest first
     block_tokens: int = 0
     lower_places: int = 0  # lower-lane jobs that it would start at this moment
+    load_progress: float = 0.0  # of its engine's start, 0 .. 1, by how long that takes; 0: none is under way
+    engine_deaths: int = 0  # how often its engine died, or did not start, lately
 
 
 class Demand(Struct, frozen=True):

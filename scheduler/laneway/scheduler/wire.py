@@ -38,6 +38,8 @@ def worker_to_proto(lease: WorkerLease) -> pb.Worker:
         priority_tpot_p95_s=lease.priority_tpot_p95_s,
         theta=lease.theta,
         step_times=step_times_to_proto(lease.step_times),
+        load_progress=lease.load_progress,
+        engine_deaths=lease.engine_deaths,
     )
 
 
@@ -70,6 +72,14 @@ def model_to_proto(pool: Pool, workers: int) -> pb.Model:
         workers=workers,
         price_per_million_prompt_tokens=pool.price_per_million_prompt_tokens,
         price_per_million_completion_tokens=pool.price_per_million_completion_tokens,
+        price_per_device_s=pool.price_per_device_s,
+        weights=pool.weights,
+        precision=pool.precision,
+        lanes=[LANE_TO_WIRE[lane] for lane in pool.selector.lanes],
+        prompt_tokens_min=pool.selector.prompt_tokens_min,
+        prompt_tokens_max=pool.selector.prompt_tokens_max,
+        features=pool.selector.features,
+        planned_workers=pool.workers,
     )
 
 

@@ -97,6 +97,10 @@ class Live(Protocol):
 
     def slots(self) -> int: ...
 
+    def ready_workers(self) -> int:
+        """1 while its engine is ready, 0 while there is none."""
+        ...
+
     def interference(self) -> Mapping[str, float]:
         """Credit in tokens, theta, and the share of a step's prompt that priority takes."""
         ...
@@ -123,6 +127,8 @@ def gauges(pool: str, live: Live) -> Iterator[None]:
             ("laneway_worker_kv_capacity_tokens", "KV of the engine", ("pool",), lambda: one(live.kv_tokens()[1])),
             ("laneway_worker_capacity_slots", "Sequences that the engine can hold", ("pool",),
              lambda: one(live.slots())),
+            ("laneway_ready_workers", "1 while its engine can be sent work, else 0", ("pool",),
+             lambda: one(live.ready_workers())),
             ("laneway_worker_credit_tokens", "Prompt tokens that lower lanes may submit now; below 0: debt", ("pool",),
              lambda: one(live.interference()["credit"])),
             ("laneway_worker_theta_ratio", "Share of TPOT targets that priority work may be brought to", ("pool",),

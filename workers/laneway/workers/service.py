@@ -53,6 +53,7 @@ from laneway.workers.emitter import Emitter
 from laneway.workers.endings import Endings
 from laneway.workers.engine_keeper import EngineKeeper
 from laneway.workers.engines.protocol import Engine
+from laneway.workers.first_token import trial_request
 from laneway.workers.homes import Homes, retired_homes_or_none
 from laneway.workers.hot_prefixes import HotPrefixes
 from laneway.workers.ledger import Seats
@@ -120,7 +121,11 @@ class Worker:
         self._reuses = options.prefix_cache and options.pool.capabilities.prefix_cache
         self.budget = Budget(options.pool, self.policy, clock, self.sequences, prefix_cache=self._reuses)
         self.sequences.watcher = self.budget
-        self.engine = EngineKeeper(make_engine, self.sequences, clock, self._engine_changed)
+        self.engine = EngineKeeper(
+            make_engine, self.sequences, clock, self._engine_changed,
+            trial_request(options.pool.capabilities, token_bytes, options.pool.vocabulary_size),
+            load_s=options.pool.load_s, trial_s=options.step_timeout_s,
+        )  # fmt: skip
         records = RecordStore(bus, retention_s=options.retention_s, clock=clock, random=random)
         retries = Retries(clock, random, RetryParams.of_worker(options.slots or options.pool.slots))
         claims = Claims(records, me, clock, self._watcher.alive, retries)
@@ -164,7 +169,7 @@ class Worker:
     # --- life ----------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Serves until `stop` is set, then drains. Raises WorkerBroken, EngineStartError, or what the bus says."""
+        """Serves until `stop` is set, then drains. Raises EngineStartError, or what the bus says."""
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._clock.kept())
             self._started_s = self._clock.now()
@@ -428,6 +433,8 @@ class Worker:
             engine=options.pool.engine,
             state=state,
             detail=self.engine.detail,
+            load_progress=self.engine.load_progress,
+            engine_deaths=self.engine.deaths,
             slots=seats.slots if seats is not None else 0,
             running=len(seats) if seats is not None else 0,
             kv_tokens=seats.kv_tokens if seats is not None else 0,
@@ -468,3 +475,6 @@ class Worker:
 
     def slots(self) -> int:
         return self.seats.slots if self.seats is not None else 0
+
+    def ready_workers(self) -> int:
+        return int(self.engine.state is WorkerState.READY)

@@ -235,6 +235,8 @@ def encode_lease(lease: WorkerLease) -> bytes:
         hot_prefixes=lease.hot_prefixes,
         block_tokens=lease.block_tokens,
         lower_places=lease.lower_places,
+        load_progress=lease.load_progress,
+        engine_deaths=lease.engine_deaths,
     ).SerializeToString()
 
 
@@ -273,6 +275,8 @@ def decode_lease(data: bytes) -> WorkerLease:
             hot_prefixes=tuple(message.hot_prefixes),
             block_tokens=message.block_tokens,
             lower_places=message.lower_places,
+            load_progress=message.load_progress,
+            engine_deaths=message.engine_deaths,
         )
     except (KeyError, ValueError) as error:
         raise UnreadableMessage(f"the worker lease holds an unknown value: {error}") from None
