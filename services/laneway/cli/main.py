@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from laneway.cli import batch, calibrate, config, dead, engines, jobs, operate, serve
+from laneway.cli import batch, calibrate, config, dead, engines, jobs, models, operate, serve
 from laneway.cli.certs import certs
 from laneway.cli.doctor import doctor
 from laneway.cli.drill import drill
@@ -79,7 +79,7 @@ for operating in (operate.lanes, operate.workers, operate.drain, operate.undrain
     app.command(rich_help_panel=OPERATING)(operating)
 app.command(rich_help_panel=OPERATING)(plan)
 app.add_typer(dead.app, name="dead", rich_help_panel=OPERATING)
-app.add_typer(operate.models_app, name="models", rich_help_panel=OPERATING)
+app.add_typer(models.app, name="models", rich_help_panel=OPERATING)
 
 app.add_typer(operate.regions_app, name="regions", rich_help_panel=OPERATING)
 app.command(rich_help_panel=OPERATING)(drill)

@@ -8,7 +8,7 @@ import typer
 
 from laneway.cli import connect
 from laneway.cli.connect import JsonOption, RoutingOption, SchedulerOption, TimeoutOption, TokenOption
-from laneway.cli.console import clock_time, fail, moment, print_json, print_table, run, say, seconds
+from laneway.cli.console import clock_time, moment, print_json, print_table, run, seconds
 from laneway.cli.facts import fact_words
 from laneway.core.lanes import Lane
 
@@ -109,56 +109,7 @@ def workers(
     run(work)
 
 
-models_app = typer.Typer(invoke_without_command=True)
 regions_app = typer.Typer(invoke_without_command=True)
-
-
-@models_app.callback()
-def list_models(
-    context: typer.Context,
-    as_json: JsonOption = False,
-    timeout: TimeoutOption = None,
-    address: SchedulerOption = None,
-    token_file: TokenOption = None,
-) -> None:
-    """Show the models that are served, or fetch the small model."""
-    if context.invoked_subcommand is not None:
-        return
-
-    async def work() -> None:
-        async with connect.scheduler(address, token_file) as client:
-            found = [model async for model in client.list_models(timeout_s=timeout)]
-        if as_json:
-            print_json(found)
-            return
-        columns = ("MODEL", "TIER", "POOL", "ENGINE", "CONTEXT", "WORKERS", "ABILITIES")
-        rows = [
-            (m.name, m.tier, m.pool, m.engine, m.context_length, m.workers, ", ".join(m.capabilities)) for m in found
-        ]
-        print_table(columns, rows, empty="no models", folded=["ABILITIES"])
-
-    run(work)
-
-
-@models_app.command("pull")
-def pull_model(name: Annotated[str, typer.Argument(help="A model that Laneway knows.")] = "smollm2") -> None:
-    """Download the small model (about 90 MB) into your cache, unless it is on this machine; print its path."""
-    from laneway.core.errors import ConfigError
-    from laneway.runtime.model_files import SMOLLM2, find, pull
-
-    if name != SMOLLM2.name:
-        raise typer.BadParameter(f"Laneway knows {SMOLLM2.name}; other models are files that settings name")
-    try:
-        path = find(SMOLLM2)
-        say(f"{SMOLLM2.file} is on this machine already")
-    except ConfigError:
-        try:
-            megabytes = SMOLLM2.download_bytes // 1_000_000
-            say(f"downloading {SMOLLM2.file} ({SMOLLM2.licence}), about {megabytes} MB; this may take minutes")
-            path = pull(SMOLLM2)
-        except ConfigError as error:
-            fail(str(error))
-    print(path)
 
 
 def explain(

@@ -23,6 +23,7 @@ from laneway.client.values import (
 )
 from laneway.core.job import Verdict
 from laneway.core.lanes import FinishReason, JobState, Lane
+from laneway.core.selectors import Selector
 from laneway.runtime.wire import enums, jobs
 from laneway.runtime.wire.times import span_s, unix_s
 from laneway.v1 import admission_pb2, common_pb2, routing_pb2, scheduler_pb2, task_pb2
@@ -129,6 +130,8 @@ def worker_of(message: scheduler_pb2.Worker) -> Worker:
         lower_tokens_per_s=message.lower_tokens_per_s,
         priority_tpot_p95_s=message.priority_tpot_p95_s,
         theta=message.theta,
+        load_progress=message.load_progress,
+        engine_deaths=message.engine_deaths,
     )
 
 
@@ -158,6 +161,16 @@ def model_of(message: scheduler_pb2.Model) -> Model:
         workers=message.workers,
         price_per_million_prompt_tokens=message.price_per_million_prompt_tokens,
         price_per_million_completion_tokens=message.price_per_million_completion_tokens,
+        price_per_device_s=message.price_per_device_s,
+        weights=message.weights,
+        precision=message.precision,
+        selector=Selector(
+            tuple(enums.LANE_FROM_WIRE[lane] for lane in message.lanes if lane in enums.LANE_FROM_WIRE),
+            message.prompt_tokens_min,
+            message.prompt_tokens_max,
+            tuple(message.features),
+        ),
+        planned_workers=message.planned_workers,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from laneway.core.job import Contract, JobError, Result, Timings, TokenLogprob, Usage, Verdict
 from laneway.core.lanes import FinishReason, JobState, Lane
+from laneway.core.selectors import Selector
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,8 @@ class Worker:
     lower_tokens_per_s: float = 0.0  # prompt tokens a second that its interference budget leaves to the lower lanes
     priority_tpot_p95_s: float = 0.0  # of priority work in the last minute; 0: none
     theta: float = 0.0  # share of the TPOT target that it fills
+    load_progress: float = 0.0  # of its engine's start, 0 .. 1, by how long that takes; 0: none is under way
+    engine_deaths: int = 0  # how often its engine died, or did not start, in the last ten minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,11 @@ class Model:
     workers: int
     price_per_million_prompt_tokens: float
     price_per_million_completion_tokens: float
+    price_per_device_s: float = 0.0  # of a second of one worker
+    weights: str = ""  # what is served; empty: not told
+    precision: str = ""
+    selector: Selector = field(default_factory=Selector)  # which jobs of its tier it takes
+    planned_workers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
