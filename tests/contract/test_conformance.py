@@ -44,7 +44,8 @@ def pool() -> Pool:
         workers=1,
         kv_tokens=16_384,
         tokenizer="bytes",
-        capabilities=capabilities_of("simulated"),
+        # It finds its draws in the ids, which it says to nobody else.
+        capabilities=replace(capabilities_of("simulated"), resumable_sampling=True),
     )
 
 
@@ -86,6 +87,8 @@ PLANTED: tuple[tuple[type[Sound], str, str], ...] = (
     (planted.EndTokenGiven, "end-token-hidden", "an end token was given out"),
     (planted.CompanyShows, "company-changes-nothing", "differ in company"),
     (planted.ResumeRepeatsToken, "resume", "resumed after 1 ids"),
+    (planted.SeedDrawsFromTheStart, "resume-sampled", "resumed after 1 ids, the run drew others"),
+    (planted.PriorityIgnored, "priority-first", "the lower priority, which came first"),
     (planted.SplitCharacters, "characters-whole", "an unfinished character is inside"),
     (planted.LongRunsSwapIds, "stop-string-across-ids", "the stop string"),
     (planted.LogprobsMissing, "logprob-per-id", "0 log probabilities for 1 ids"),
@@ -158,7 +161,7 @@ def test_names_of_cases_are_unique():
 async def test_what_an_engine_does_not_offer_is_never_passed():
     subject = Subject(inline, load_tokenizer("bytes"), capabilities_of("openvino"))
     report = await run_kit(subject, [case for case in CASES if case.needs])
-    lacking = {"top_logprobs", "exact", "kill"}
+    lacking = {"top_logprobs", "exact", "kill", "resumable_sampling"}
     expected = {case.name for case in CASES if lacking & set(case.needs)}
     assert {r.case for r in report.results if r.outcome is Outcome.NOT_OFFERED} == expected
     assert report.of("resume").message == "needs exact"

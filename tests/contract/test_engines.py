@@ -110,7 +110,7 @@ class EngineContract:
     engine: ClassVar[str]
     tokenizer: ClassVar[str]
     options: ClassVar[EngineOptions]
-    not_offered: ClassVar[frozenset[str]] = frozenset()  # cases that it cannot be asked for
+    not_offered: ClassVar[frozenset[str]] = frozenset({"resume-sampled"})  # cases that it cannot be asked for
 
     @classmethod
     def pool(cls) -> Pool:
@@ -224,7 +224,7 @@ class TestOpenVino(EngineContract):
     engine = "openvino"
     tokenizer = "smollm2"
     options = EngineOptions(exact=True, threads=1, prefill_chunk_tokens=128)
-    not_offered = frozenset({"top-logprobs"})
+    not_offered = frozenset({"resume-sampled", "top-logprobs"})
 
     @pytest.mark.slow
     @each_of(life.CASES)

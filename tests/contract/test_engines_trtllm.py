@@ -50,7 +50,15 @@ class TestTrtllmGrpc(EngineContract):
     options = EngineOptions()
     # Its sampler keeps no seed for each request, and it counts no tokens.
     not_offered = frozenset(
-        {"seed-repeats-alone", "seed-repeats-in-company", "seeds-differ", "prompt-whole", "counts-true"}
+        {
+            "seed-repeats-alone",
+            "seed-repeats-in-company",
+            "seeds-differ",
+            "prompt-whole",
+            "counts-true",
+            "resume-sampled",
+            "priority-first",
+        }
     )
     servers: ClassVar[dict[int, FakeProcess]] = {}  # by engine
 

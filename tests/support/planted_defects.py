@@ -261,6 +261,20 @@ class SeedOfCompany(Sound):
         super().submit(replace(request, seed=request.seed + len(self.live)) if request.seed is not None else request)
 
 
+class SeedDrawsFromTheStart(Sound):
+    """Draws as at the first id of an answer, however much of it the prompt holds."""
+
+    def submit(self, request):
+        super().submit(
+            replace(request, seed=request.seed + len(request.prompt_ids)) if request.seed is not None else request
+        )
+
+
+class PriorityIgnored(Sound):
+    def submit(self, request):
+        super().submit(replace(request, priority=0.5))
+
+
 class UnknownAbilityIgnored(Sound):
     def submit(self, request):
         super().submit(replace(request, logit_bias={}))

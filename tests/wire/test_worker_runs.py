@@ -101,6 +101,15 @@ async def test_an_idle_workers_lease_says_all_that_it_can_take(nats_server: Loca
         await watcher.close()
 
 
+async def test_a_result_costs_its_tokens_and_its_share_of_a_workers_time(nats_server: LocalNats):
+    prices = {"model__price_per_device_s": 8.0, "model__price_per_million_completion_tokens": 1e6}
+    async with yard(nats_server, workers=1, engine__pace_s=0.02, **prices) as place:
+        (record,) = await place.ended((await place.submit(max_tokens=10)).record.job_id)
+        assert record.result is not None
+        # Ten steps of 20 ms at least, on one of four slots, at 8 a second; and ten tokens at 1 each.
+        assert record.result.usage.cost >= 10.0 + 9 * 0.02 / 4 * 8.0
+
+
 async def test_gauges_are_recounts_and_end_with_their_worker(nats_server: LocalNats):
     async with yard(nats_server, workers=1) as place:
         stored = [await place.submit(lane=lane, max_tokens=300) for lane in LANES]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from laneway.core.lanes import FinishReason
-from laneway.workers.conformance.case import case, expect
+from laneway.workers.conformance.case import NotOffered, case, expect
 from laneway.workers.conformance.listener import ENDS_ONCE, LENGTH_EXACT, ONE_CALL_PER_STEP
 from laneway.workers.conformance.rig import QUESTIONS, Rig
 
@@ -88,6 +88,36 @@ async def resume(rig: Rig) -> None:
         expect(rest == whole[kept:], f"resumed after {kept} ids, the run gave others than undisturbed")
 
 
+@case(
+    "resume-sampled", "A seeded run that is given its ids so far draws on as if undisturbed",
+    needs=("resumable_sampling", "seed"),
+)  # fmt: skip
+async def resume_sampled(rig: Rig) -> None:
+    prompt, drawing = rig.prompt(QUESTIONS[4]), {"seed": 7, "temperature": 1.0}
+    whole = (await rig.run(prompt, 24, **drawing)).ids
+    for kept in (1, 9, 23):
+        rest = (await rig.run([*prompt, *whole[:kept]], 24 - kept, **drawing)).ids
+        expect(rest == whole[kept:], f"resumed after {kept} ids, the run drew others than undisturbed")
+
+
+@case("priority-first", "Of what waits inside, the higher priority is taken first", needs=("priority_inside",))
+async def priority_first(rig: Rig) -> None:
+    slots, prompt = rig.capacity.slots, rig.prompt(QUESTIONS[0])
+    running = [rig.submit(prompt, rig.lasting(prompt, slots + 1, 400), priority=1.0) for _ in range(slots)]
+    await rig.until(lambda: all(rig.ids(i) for i in running), "for all slots to run")
+    low, high = (rig.submit(prompt, 4, priority=priority) for priority in (0.0, 1.0))
+    full = rig.listener.live.issuperset(running)
+    await rig.stop(running[:1])  # room for one
+    await rig.until(lambda: bool(rig.ids(low) or rig.ids(high)), "for one of two that wait")
+    first = high if rig.ids(high) else low
+    both = bool(rig.ids(low)) and bool(rig.ids(high))
+    await rig.stop(running[1:])
+    await rig.ended([low, high])
+    if not full or both:
+        raise NotOffered("the runs that were to fill all slots were too short")
+    expect(first == high, "the lower priority, which came first, was taken before the higher")
+
+
 CASES = (
     streams_as_made,
     ends_once,
@@ -97,4 +127,6 @@ CASES = (
     end_token_hidden,
     company_changes_nothing,
     resume,
+    resume_sampled,
+    priority_first,
 )
