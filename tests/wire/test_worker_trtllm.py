@@ -3,15 +3,19 @@ a generated `tensorrt_llm` in a process of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from laneway.core.fleet import WorkerState
 from laneway.core.lanes import FinishReason, JobState
+from laneway.runtime.clock import SystemClock
+from laneway.runtime.leases import LeaseWatcher
 from laneway.runtime.local_nats import LocalNats
-from tests.support.nats import eventually
+from tests.support.nats import REGION, eventually
 from tests.support.trtllm_fake import Options
 from tests.support.trtllm_server import FakeOptions, FakeTrtllmServer
 from tests.support.trtllm_site import TrtllmSite
@@ -113,3 +117,23 @@ async def test_a_job_goes_on_in_a_new_process_when_the_library_kills_its_own(nat
         assert record.result.token_ids == expected.result.token_ids
         await eventually(lambda: len(door.ids(job_id)) == 120)
         assert await eventually(place.lanes_empty)
+
+
+async def test_a_worker_says_what_its_start_waits_for(nats_server: LocalNats):
+    server = FakeTrtllmServer(SERVER)
+    address = await server.start()
+    await server.stop()
+    async with yard(nats_server, workers=0, **POOL, engine__address=address) as place:
+        watcher = LeaseWatcher(place.bus, REGION, SystemClock())
+        await watcher.start()
+        starting = asyncio.create_task(place.start_worker())
+        lease = await eventually(lambda: watcher.live()[0] if watcher.live() else None)
+        assert lease.state is WorkerState.STARTING
+        assert address in lease.detail
+        assert "nothing answers there" in lease.detail
+        again = FakeTrtllmServer(SERVER)
+        await again.start(int(address.rpartition(":")[2]))
+        await starting
+        await eventually(lambda: watcher.live()[0].state is WorkerState.READY)
+        await watcher.close()
+    await again.stop()

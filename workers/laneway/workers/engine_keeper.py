@@ -17,7 +17,7 @@ import structlog
 
 from laneway.core.clock import Clock
 from laneway.core.fleet import WorkerState
-from laneway.workers.engines.protocol import Engine, EngineCapacity, EngineRequest, EngineStartError
+from laneway.workers.engines.protocol import Engine, EngineCapacity, EngineRequest, EngineStartError, TellsLoading
 from laneway.workers.first_token import FirstToken
 from laneway.workers.sequences import Sequences
 
@@ -72,7 +72,7 @@ class EngineKeeper:
         self._busy_s = 0.0  # of engines that are gone
         self._ready = asyncio.Event()
         self._reason = ""  # why it is not ready, if it died
-        self._doing = ""  # of a start that is under way
+        self._doing = ""  # of a start that is under way, once the engine has loaded
         self._began_s: float | None = None  # of that start
         self.state = WorkerState.STARTING
         self.capacity: EngineCapacity | None = None
@@ -104,7 +104,7 @@ class EngineKeeper:
         if self._began_s is None:
             return died
         spent_s = self._clock.monotonic() - self._began_s
-        doing = f"{self._doing}, {spent_s:.0f} s of about {self._load_s:.0f} s"
+        doing = f"{self._doing or loading(self._engine)}, {spent_s:.0f} s of about {self._load_s:.0f} s"
         return f"{died}; {doing}" if died else doing
 
     async def ready(self) -> EngineCapacity:
@@ -147,7 +147,7 @@ class EngineKeeper:
     async def _started(self, engine: Engine) -> EngineCapacity:
         """Loads the engine, and has it give a token. Raises EngineStartError."""
         sink = FirstToken(self._sequences)
-        self._doing, self._began_s = "loading", self._clock.monotonic()
+        self._doing, self._began_s = "", self._clock.monotonic()
         try:
             capacity = await engine.start(sink)
             self._doing = "waiting for its first token"
@@ -182,6 +182,10 @@ class EngineKeeper:
         """Takes an engine that hangs for dead: its sequences are lost, its process is ended, and a new one started."""
         _log.error("engine_hung", reason=reason)
         self._sequences.on_closed(reason)
+
+
+def loading(engine: object) -> str:
+    return engine.loading if isinstance(engine, TellsLoading) else "loading"
 
 
 def times(count: int) -> str:

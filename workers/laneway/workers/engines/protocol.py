@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -181,6 +181,14 @@ class Engine(Protocol):
         The sink is not called from now on, `on_closed` neither. Idempotent; also before the start and after the death.
         """
         ...
+
+
+@runtime_checkable
+class TellsLoading(Protocol):
+    """An engine that can say what its start is at. Asked at any time until `start` returns."""
+
+    @property
+    def loading(self) -> str: ...
 
 
 class EngineStartError(Exception):

@@ -162,6 +162,11 @@ class RemoteEngine:
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
+    @property
+    def loading(self) -> str:
+        """What its start waits for."""
+        return f"waiting for {self._server.name}: {self._server.trouble}"
+
     def submit(self, request: EngineRequest) -> None:
         """Raises EngineGone once the sink has been told of the server's end."""
         if self._capacity is None or self._gone or self._closing:
