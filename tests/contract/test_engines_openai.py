@@ -41,6 +41,8 @@ NOT_OFFERED = {
     "length-exact": "needs token_ids_out",  # the server gives text
     "company-changes-nothing": "needs exact",
     "resume": "needs exact",
+    "resume-sampled": "needs resumable_sampling, seed",
+    "priority-first": "needs priority_inside",
     "top-logprobs": "needs top_logprobs",
     "seed-repeats-alone": "needs seed",
     "seed-repeats-in-company": "needs seed, exact",

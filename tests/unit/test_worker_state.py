@@ -201,8 +201,8 @@ def test_a_worker_refuses_a_pool_that_is_not_in_the_catalogue():
 def test_a_worker_has_an_engine_of_its_pool():
     models = (ModelSettings(name="chat", other_engines=("simulated",)),)
     settings = Settings(models=models, worker=WorkerSettings(engine="simulated"))
-    assert options_of(settings).pool.capabilities.resumable_sampling, "what it can do, whatever the others cannot"
-    assert not catalogue_of(settings).pools[0].capabilities.resumable_sampling
+    assert options_of(settings).pool.capabilities.exact, "what it can do, whatever the others cannot"
+    assert not catalogue_of(settings).pools[0].capabilities.exact
     assert options_of(Settings(models=models)).pool.engine == "openvino"
     assert options_of(Settings(models=models, worker=WorkerSettings(engine="openvino"))).pool.engine == "openvino"
     assert options_of(Settings(models=models, worker=WorkerSettings(engine="simulated"))).pool.engine == "simulated"

@@ -27,6 +27,7 @@ from laneway.runtime.tokenizer import load_tokenizer
 from laneway.workers.engines.protocol import Engine
 from laneway.workers.engines.provider_gate import Gate
 from laneway.workers.engines.registry import make_engine
+from laneway.workers.first_token import trial_prompt
 from laneway.workers.rented import gate_of
 from laneway.workers.service import Worker, WorkerOptions
 
@@ -87,6 +88,7 @@ def options_of(settings: Settings, random: Random = SYSTEM_RANDOM) -> WorkerOpti
         step_timeout_s=settings.worker.step_timeout_s,
         retention_s=settings.nats.retention_s,
         drain_s=settings.process.drain_s,
+        trial_prompt=trial_prompt(load_tokenizer(pool.tokenizer)),
     )
 
 

@@ -89,6 +89,7 @@ class WorkerOptions(Struct, frozen=True):
     step_timeout_s: float = 30.0
     retention_s: float = 86_400.0
     drain_s: float = 30.0
+    trial_prompt: tuple[int, ...] = (0,)  # what a new engine gives its first token for
 
 
 class Worker:
@@ -123,7 +124,7 @@ class Worker:
         self.sequences.watcher = self.budget
         self.engine = EngineKeeper(
             make_engine, self.sequences, clock, self._engine_changed,
-            trial_request(options.pool.capabilities, token_bytes, options.pool.vocabulary_size),
+            trial_request(options.pool.capabilities, options.trial_prompt),
             load_s=options.pool.load_s, trial_s=options.step_timeout_s,
         )  # fmt: skip
         records = RecordStore(bus, retention_s=options.retention_s, clock=clock, random=random)

@@ -175,4 +175,6 @@ def make_openai(pool: Pool, options: EngineOptions, gate: Gate | None = None) ->
     providers = {each.name: Provider(each, key_of(pool, each), tokenizer, gate) for each in named}
     capacity = EngineCapacity(pool.slots, pool.kv_tokens, pool.context_length, pool.vocabulary_size)
     server = OpenAiServer(providers, capacity, tokenizer, gate, options.health_interval_s)
-    return RemoteEngine(server, capabilities_of("openai", options), options.start_timeout_s, gather_s=GATHER_S)
+    return RemoteEngine(
+        server, capabilities_of("openai", options), options.start_timeout_s, gather_s=GATHER_S, gave_token=True
+    )

@@ -184,11 +184,18 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class TellsLoading(Protocol):
-    """An engine that can say what its start is at. Asked at any time until `start` returns."""
+class TellsStart(Protocol):
+    """An engine that can say more of its start."""
 
     @property
-    def loading(self) -> str: ...
+    def loading(self) -> str:
+        """What it is at. Asked at any time until `start` returns."""
+        ...
+
+    @property
+    def gave_token(self) -> bool:
+        """Whether `start` returns with a token of it seen; else whoever started it asks for one."""
+        ...
 
 
 class EngineStartError(Exception):

@@ -115,11 +115,14 @@ class RemoteEngine:
         *,
         gather_s: float = GATHER_S,
         iterations: Iterations | None = None,
+        gave_token: bool = False,
     ) -> None:
-        """`iterations`: of a server that tells of them, by `hear_iterations`."""
+        """`iterations`: of a server that tells of them, by `hear_iterations`. `gave_token`: `open` returns only once the
+        server has given a token."""
         self._server = server
         self._gather_s = gather_s
         self._iterations = iterations
+        self._gave_token = gave_token
         self._capabilities = capabilities
         self._able = capabilities
         self._start_timeout_s = start_timeout_s
@@ -166,6 +169,10 @@ class RemoteEngine:
     def loading(self) -> str:
         """What its start waits for."""
         return f"waiting for {self._server.name}: {self._server.trouble}"
+
+    @property
+    def gave_token(self) -> bool:
+        return self._gave_token
 
     def submit(self, request: EngineRequest) -> None:
         """Raises EngineGone once the sink has been told of the server's end."""
