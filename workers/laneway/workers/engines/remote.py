@@ -117,8 +117,9 @@ class RemoteEngine:
         iterations: Iterations | None = None,
         gave_token: bool = False,
     ) -> None:
-        """`iterations`: of a server that tells of them, by `hear_iterations`. `gave_token`: `open` returns only once the
-        server has given a token."""
+        """`iterations`: of a server that tells of them, by `hear_iterations`.
+        `gave_token`: `open` returns only once the server has given a token.
+        """
         self._server = server
         self._gather_s = gather_s
         self._iterations = iterations
