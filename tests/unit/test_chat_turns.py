@@ -38,6 +38,7 @@ class OfTemplate:
 
     def __init__(self, source: str, *names: str) -> None:
         self._ids = {name: 256 + at for at, name in enumerate(names)}
+        self.control_names = {i: name for name, i in self._ids.items()}
         self._template = ChatTemplate(source, names, bos_token=names[0])
 
     def encode(self, text: str) -> list[int]:

@@ -49,6 +49,7 @@ class BpeTokenizer:
         self._bos_id = bos_id
         self._absent_bytes = bytes(set(range(256)).difference(*(t for t in tokens if len(t) == 1)))
         self.eos_ids = eos_ids
+        self.control_names = {i: name for name, i in control.items()}
 
     @property
     def vocabulary_size(self) -> int:

@@ -8,7 +8,7 @@ control tokens into a prompt.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -36,6 +36,11 @@ class Tokenizer(Protocol):
     @property
     def eos_ids(self) -> frozenset[int]:
         """Ids that end an answer."""
+        ...
+
+    @property
+    def control_names(self) -> Mapping[int, str]:
+        """Control tokens and what they are called, as a tokenizer that reads them in a text knows them."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -86,6 +91,7 @@ class ByteTokenizer:
 
     vocabulary_size = 260
     eos_ids = frozenset({EOS, TURN_END})
+    control_names: Mapping[int, str] = {}  # no text means one
 
     def encode(self, text: str) -> list[int]:
         return list(utf8(text, "spec.generate.text"))
