@@ -23,20 +23,16 @@ from laneway.core.errors import ConfigError
 from laneway.runtime.catalogue import capabilities_of
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.tokenizer import load_tokenizer
+from laneway.workers.engines.grpc_channel import channel_options
 from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStartError, SequenceStep
 from laneway.workers.engines.remote import RemoteEngine, RemoteGone, RemoteRefusal
 from laneway.workers.engines.trtllm_answers import has_penalties
 from laneway.workers.engines.trtllm_wire import Answer, capacity_of, generate_request
 
 MESSAGE_BYTES = 32 * 1024 * 1024  # what the server sets for itself; its last message has the whole answer
-# The server takes a ping without data every five minutes and hangs up on the third that comes earlier, so no more than
-# gRPC's own two are sent into a silence (docs/engines.md). Health checks are data.
-KEEPALIVE_S = 30.0
-KEEPALIVE_TIMEOUT_S = 10.0
 ABORT_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 30.0  # its event loop serves all streams as well
 LOADING_LOOK_S = 0.5  # between two looks at a server that is not well yet
-RECONNECT_S = 0.5
 
 _STOPPED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # the connection broke; it shut down
 _FAILED = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)  # its catch-all: perhaps it serves nobody any more
@@ -64,7 +60,7 @@ class TrtllmServer:
 
     async def open(self) -> EngineCapacity:
         # Here and not before: a channel belongs to the loop that it was made in.
-        self._channel = grpc.aio.insecure_channel(self._address, options=_channel_options())
+        self._channel = grpc.aio.insecure_channel(self._address, options=channel_options(MESSAGE_BYTES))
         self._stub = pb_grpc.TrtllmServiceStub(self._channel)
         try:
             await self._healthy()
@@ -171,17 +167,3 @@ def make_trtllm_grpc(pool: Pool, options: EngineOptions) -> RemoteEngine:
     eos_ids = load_tokenizer(pool.tokenizer).eos_ids
     server = TrtllmServer(options.address, capacity, eos_ids, options.health_interval_s)
     return RemoteEngine(server, capabilities_of("trtllm_grpc"), options.start_timeout_s)
-
-
-def _channel_options() -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MESSAGE_BYTES),
-        ("grpc.keepalive_time_ms", round(KEEPALIVE_S * 1000)),
-        ("grpc.keepalive_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.enable_retries", 0),
-        ("grpc.initial_reconnect_backoff_ms", round(RECONNECT_S * 1000)),
-        ("grpc.max_reconnect_backoff_ms", round(RECONNECT_S * 1000)),
-        ("grpc.use_local_subchannel_pool", 1),  # a new engine makes a connection of its own
-    ]
