@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check lint format protos baseline constraints bench stack soak clean
+.PHONY: help venv demo test check lint format protos baseline constraints triton-test-server bench stack soak clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -19,7 +19,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3 python; do \
 	$$p -c '$(CAN_RUN)' >/dev/null 2>&1 && { echo $$p; break; }; done)
 
 help: ## show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
 venv: $(STAMP) ## make .venv with everything installed at the pinned versions
 
@@ -65,6 +65,9 @@ baseline: venv ## take today's protos as what the next change is compared with
 constraints: venv ## pin anew, from what the package index offers today
 	$(BIN)/python tools/pin_constraints.py
 
+triton-test-server: venv ## build the Triton server that tests start, in .triton (600 MB); tests build it where it is missing
+	$(BIN)/python tools/triton_test_server.py
+
 bench: venv ## run each benchmark and compare with what it promises
 	@$(call each_benchmark,--check)
 
@@ -75,7 +78,7 @@ soak: venv ## run simulated seeds, then streams, each until Ctrl-C or for SOAK_S
 	@$(call only_marked,soak)
 
 clean: ## remove caches and build products; .venv stays
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .triton build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 # Runs every benchmark, then fails if one of them failed. A file of bench/ that does not run by itself is a helper.
