@@ -3,6 +3,7 @@ conformance kit, and with what.
 
     python tools/engine_table.py simulated openvino     runs the kit on these pools of engine_table.toml
     python tools/engine_table.py trtllm.json            takes a report of `laneway engines check --json` made elsewhere
+    python tools/engine_table.py triton-ids.json        the same, as `python -m tests.support.triton_kit ids` prints it
     python tools/engine_table.py fake:trtllm.json       the same, but what passed was a stand-in for the engine
     python tools/engine_table.py                        brings abilities, cases and engines up to date, and runs nothing
 
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from laneway.runtime.catalogue import ENGINE_CAPABILITIES
+from laneway.runtime.catalogue import ENGINE_CAPABILITIES, TRITON_CAPABILITIES
 from laneway.workers.conformance.kit import CASES, Outcome, Result
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +59,16 @@ ABILITIES = {
     "speculation_control": "drafting can be changed while it runs",
     "kv_figures": "tells its KV; else the settings are believed, and tokens counted",
 }
+# Triton's models are of three kinds, each with abilities of its own.
+ENGINES = dict(
+    sorted(
+        [
+            *((name, can) for name, can in ENGINE_CAPABILITIES.items() if name != "triton"),
+            *((f"triton ({dialect})", can) for dialect, can in TRITON_CAPABILITIES.items()),
+        ],
+        key=lambda pair: pair[0],
+    )
+)
 NOT_RUN, REAL, FAKE = "not run", "real", "fake"
 CELLS = {Outcome.NOT_OFFERED: "not offered", Outcome.FAILED: "failed"}
 FAKE_PREFIX = "fake:"
@@ -126,7 +137,7 @@ def columns_of(page: str) -> Columns:
 
 
 def table(columns: Columns) -> str:
-    engines = sorted(ENGINE_CAPABILITIES)
+    engines = list(ENGINES)
     rows = [["case", "what must hold", *(f"`{engine}`" for engine in engines)], ["---"] * (2 + len(engines))]
     for case in CASES:
         cells = [columns.get(engine, {}).get(case.name, NOT_RUN) for engine in engines]
@@ -136,10 +147,9 @@ def table(columns: Columns) -> str:
 
 def abilities() -> str:
     """Each engine against each ability, as its adapter states them."""
-    engines = sorted(ENGINE_CAPABILITIES)
-    rows = [["ability", "meaning", *(f"`{engine}`" for engine in engines)], ["---"] * (2 + len(engines))]
+    rows = [["ability", "meaning", *(f"`{engine}`" for engine in ENGINES)], ["---"] * (2 + len(ENGINES))]
     for name, meaning in ABILITIES.items():
-        offered = [getattr(ENGINE_CAPABILITIES[engine], name) for engine in engines]
+        offered = [getattr(can, name) for can in ENGINES.values()]
         rows.append([f"`{name}`", meaning, *("yes" if each is True else str(each or "no") for each in offered)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

@@ -9,7 +9,7 @@ import pytest
 from laneway.core.catalogue import Capabilities
 from laneway.core.errors import ConfigError
 from laneway.core.lanes import Lane
-from laneway.runtime.catalogue import ENGINE_CAPABILITIES, capabilities_of, catalogue_of
+from laneway.runtime.catalogue import ENGINE_CAPABILITIES, TRITON_CAPABILITIES, capabilities_of, catalogue_of
 from laneway.runtime.config_load import leaves
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.settings import (
@@ -123,7 +123,7 @@ class TestMistakes:
             ("MODELS", '[{"name": "a", "slots": 0}]', "models[0].slots"),
             ("MODELS", '[{"name": "a", "slotz": 0}]', "did you mean models[0].slots?"),
             ("MODELS", '[{"name": "a"}, {"tier": "b"}]', "models[1]: object missing required field `name`"),
-            ("MODELS", '[{"name": "a", "engine": "triton"}]', "models[0].engine: must be one of openai, openvino"),
+            ("MODELS", '[{"name": "a", "engine": "vllm"}]', "models[0].engine: must be one of openai, openvino"),
             ("MODELS", '[{"name": "a"}, {"name": "a"}]', "several models have the pool a-small"),
             ("POLICY__REFUSAL_JITTER_MIN", "9", "refusal_jitter_min is above refusal_jitter_max"),
         ],
@@ -185,7 +185,7 @@ class TestCatalogue:
         assert ModelSettings(name="a", engine="trtllm_grpc", tokenizer="bytes").engine == "trtllm_grpc"
 
     def test_an_engine_without_an_adapter_is_not_offered(self):
-        with pytest.raises(ConfigError, match="known: openai, openvino, simulated, trtllm, trtllm_grpc"):
+        with pytest.raises(ConfigError, match="known: openai, openvino, simulated, triton, trtllm, trtllm_grpc"):
             capabilities_of("steam")
 
     def test_a_trtllm_pool_offers_schemas_and_adapters_where_its_engine_is_started_with_them(self):
@@ -216,8 +216,23 @@ class TestCatalogue:
         same = Settings(models=(model,), worker=WorkerSettings(engine="openvino", engine_options=own))
         assert same.engine_options_of("a-small").threads == 2
 
+    def test_a_triton_pool_offers_what_its_dialect_has_and_without_one_the_least(self):
+        def offered(**options: Any) -> Capabilities:
+            model = ModelSettings(
+                name="a", engine="triton", tokenizer="smollm2", engine_options=EngineOptions(address="h:1", **options)
+            )
+            return catalogue_of(Settings(models=(model,))).pools[0].capabilities
+
+        assert offered(dialect="ids") == TRITON_CAPABILITIES["ids"]
+        assert offered(dialect="bls").logprobs
+        assert not offered(dialect="bls").token_ids_in
+        assert not offered(dialect="llmapi").logprobs
+        least = offered()
+        for other in TRITON_CAPABILITIES.values():
+            assert least.shared(other) == least
+
     def test_every_engine_of_the_settings_has_its_abilities(self):
-        assert set(ENGINE_CAPABILITIES) == {"openai", "openvino", "simulated", "trtllm", "trtllm_grpc"}
+        assert set(ENGINE_CAPABILITIES) == {"openai", "openvino", "simulated", "triton", "trtllm", "trtllm_grpc"}
         assert all(isinstance(offered, Capabilities) for offered in ENGINE_CAPABILITIES.values())
 
 

@@ -95,6 +95,16 @@ ENGINE_CAPABILITIES: dict[str, Capabilities] = {
         ignore_eos=True,
         prefix_cache=True,
     ),
+    # What all three dialects of TensorRT-LLM's models for Triton have: with it a pool does whose options name none.
+    "triton": Capabilities(ignore_eos=False, token_ids_in=False, token_ids_out=False),
+}
+# As read in the models' sources. `llmapi` knows no repetition penalty, no least length and no end token to be ignored,
+# gives no log probabilities of single tokens, and its sampler keeps one seed for a whole batch. In text an end token is
+# not to be seen, so neither text dialect can go on past one.
+TRITON_CAPABILITIES: dict[str, Capabilities] = {
+    "llmapi": ENGINE_CAPABILITIES["triton"],
+    "bls": replace(ENGINE_CAPABILITIES["triton"], logprobs=True, seed=True, penalties=True, min_tokens=True),
+    "ids": Capabilities(logprobs=True, seed=True, penalties=True, min_tokens=True),
 }
 
 
@@ -108,6 +118,8 @@ def capabilities_of(engine: str, options: EngineOptions | None = None, *, exact:
     ConfigError for an engine that this release has no adapter for.
     """
     offered = ENGINE_CAPABILITIES.get(engine)
+    if engine == "triton" and options is not None and options.dialect:
+        offered = TRITON_CAPABILITIES[options.dialect]
     if offered is None:
         raise ConfigError(f"there is no engine {engine!r}; known: {', '.join(sorted(ENGINE_CAPABILITIES))}")
     offered = replace(offered, exact=offered.exact or exact)

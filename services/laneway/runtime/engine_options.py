@@ -70,6 +70,12 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     # openai
     providers: tuple[ProviderOptions, ...] = ()  # one, or several of the same model
 
+    # triton
+    served_model: str = ""  # the model's name on the server
+    dialect: Literal["", "llmapi", "bls", "ids"] = ""  # its tensors; empty: as they are found, but offer the least
+    metrics_address: str = ""  # host:port of the server's metrics, where capacity is read; empty: the pool's figures
+    server_timeout_s: TimeoutSeconds = 3600.0  # told to the server with each request; deadlines are the worker's
+
     # engines that compute prompts in slices and keep them
     prefill_chunk_tokens: Count = 0  # most tokens of a step: how long a prompt holds up others; 0: as suits the engine
     prefix_cache: bool = True  # keep what prompts have in common

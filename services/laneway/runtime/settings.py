@@ -34,7 +34,7 @@ Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 PositiveCount = Annotated[int, Meta(ge=1, le=1_000_000)]
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Bytes = Annotated[int, Meta(ge=KIB, le=1 << 40)]
-EngineName = Literal["openai", "openvino", "simulated", "trtllm", "trtllm_grpc"]
+EngineName = Literal["openai", "openvino", "simulated", "triton", "trtllm", "trtllm_grpc"]
 Slug = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z", extra={"words": "1 to 64 of A-Z a-z 0-9 _ -"})]
 SlugOrEmpty = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,64}\Z", extra={"words": "at most 64 of A-Z a-z 0-9 _ -"})]
 # Job ids carry the region: core.ids.
@@ -302,7 +302,9 @@ class ModelSettings(Section, frozen=True):
             raise ValueError("kv_tokens must hold one sequence of context_length tokens")
         if self.prompt_tokens_max and self.prompt_tokens_max < self.prompt_tokens_min:
             raise ValueError("prompt_tokens_max must not be below prompt_tokens_min")
-        elsewhere = [e for e in (self.engine, *self.other_engines) if e in ("openai", "trtllm", "trtllm_grpc")]
+        elsewhere = [
+            e for e in (self.engine, *self.other_engines) if e in ("openai", "triton", "trtllm", "trtllm_grpc")
+        ]
         if elsewhere and not self.tokenizer:
             raise ValueError(f"tokenizer must be that of the model which the engine of a {elsewhere[0]} pool serves")
 

@@ -81,6 +81,7 @@ class TritonPythonModel:
         self._thread.start()
 
     def execute(self, requests: list[Any]) -> None:
+        self._gauges.set("laneway_test_executing", len(requests))
         time.sleep(self._execute_s)  # what comes meanwhile waits in Triton's own queue
         for request in requests:
             self._inbox.put(request)

@@ -52,8 +52,16 @@ def make_engine(pool: Pool, options: EngineOptions, gate: Gate | None = None) ->
                 f"the openai engine needs the package httpx2: pip install 'laneway[openai]' ({error})"
             ) from error
         return make_openai(pool, options, gate)
+    if pool.engine == "triton":
+        try:
+            from laneway.workers.engines.triton import make_triton
+        except ImportError as error:
+            raise ConfigError(
+                f"the triton engine needs the package tritonclient: pip install 'laneway[triton]' ({error})"
+            ) from error
+        return make_triton(pool, options)
     if pool.engine not in (*STEP_ENGINES, *ASYNC_ENGINES):
-        known = ", ".join((*STEP_ENGINES, *ASYNC_ENGINES, "openai", "trtllm_grpc"))
+        known = ", ".join((*STEP_ENGINES, *ASYNC_ENGINES, "openai", "triton", "trtllm_grpc"))
         raise ConfigError(f'engine = "{pool.engine}" of pool {pool.name}: known engines are {known}')
     from laneway.workers.engines.host import ProcessEngine
 
