@@ -1,13 +1,12 @@
 """The bare limit of the CPU engine: OpenVINO GenAI's own loop in a process of its own, with nothing around it.
 
 engine_overhead.py runs it. `python bare_openvino.py SLOTS KV_TOKENS` loads, prints `ready`, and for each line
-`SEED STREAMS PROMPT_TOKENS TOKENS` on stdin answers so many prompts, SLOTS at once, as fast as it can; then it prints
-how many tokens it made and in how many seconds.
+`SEED STREAMS TOKENS` on stdin answers so many prompts, SLOTS at once, as fast as it can; then it prints how many tokens
+it made and in how many seconds.
 """
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -15,18 +14,13 @@ from collections.abc import Sequence
 import numpy
 import openvino
 import openvino_genai
+from overhead_prompts import prompts
 
 from laneway.runtime import model_files
+from laneway.runtime.tokenizer import load_tokenizer
 from laneway.workers.engines.openvino import BLOCK_TOKENS, CHUNK_TOKENS
 
 THREADS = 1  # the adapter's default where there are two cores
-WORDS = range(1_000, 40_000)  # ids; those of control tokens are elsewhere
-
-
-def prompts(seed: int, streams: int, tokens: int) -> list[list[int]]:
-    """No two alike, so that nothing comes from a prefix cache; the same for all who are compared."""
-    rng = random.Random(f"prompts {seed}")
-    return [rng.sample(WORDS, tokens) for _ in range(streams)]
 
 
 def _pipeline(slots: int, kv_tokens: int) -> openvino_genai.ContinuousBatchingPipeline:
@@ -62,12 +56,12 @@ def _answer(
 
 def main() -> None:
     slots, kv_tokens = (int(text) for text in sys.argv[1:])
-    pipeline = _pipeline(slots, kv_tokens)
-    _answer(pipeline, slots, prompts(0, slots, CHUNK_TOKENS), 2)  # the first steps build kernels
+    pipeline, tokenizer = _pipeline(slots, kv_tokens), load_tokenizer("smollm2")
+    _answer(pipeline, slots, [tokenizer.encode(text) for text in prompts(0, slots)], 2)  # builds kernels
     print("ready", flush=True)
     for line in sys.stdin:
-        seed, streams, prompt_tokens, tokens = (int(text) for text in line.split())
-        asked = prompts(seed, streams, prompt_tokens)
+        seed, streams, tokens = (int(text) for text in line.split())
+        asked = [tokenizer.encode(text) for text in prompts(seed, streams)]
         began_s = time.perf_counter()
         made = _answer(pipeline, slots, asked, tokens)
         print(made, time.perf_counter() - began_s, flush=True)

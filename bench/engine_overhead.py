@@ -1,10 +1,13 @@
-"""Tokens a second of a real engine behind Laneway (worker, lanes, door), against the bare engine in the same run.
+"""What a real engine gives through Laneway (door, lanes, worker), as a share of what it gives bare, in the same run.
 
-Eight streams at once, each of 96 tokens after a prompt of 32, the next as soon as one ends; rounds of the bare engine
-and of Laneway alternate, with the same prompts. Callers speak HTTP/2 by hand (lean_caller.py), as in token_path.py: a
-Python client would take what the engine computes on.
+Eight streams at once, each of 96 tokens after a prompt of about 40, the next as soon as one ends; rounds of the bare
+engine and of Laneway alternate, with the same prompts. Callers speak HTTP/2 by hand (lean_caller.py), as in
+token_path.py: a Python client would take what the engine computes on.
 
 - `openvino`: against OpenVINO GenAI's own loop (bare_openvino.py), in which the next prompt is in the very next step.
+- `triton`: SmolLM2 behind a real Triton server on the CPU, against `tritonclient.grpc.aio` alone (bare_triton.py). Both
+  ask the same server: with token ids, where tokens are counted, and with texts, where characters are (an answer may end
+  by itself there).
 """
 
 from __future__ import annotations
@@ -13,118 +16,156 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bare_openvino import prompts
 from lean_caller import LeanCaller
+from overhead_prompts import prompts
 from report import Bar, Report, main
 
 from laneway.cli.stack import LocalStack, StackOptions
+from laneway.runtime.tokenizer import load_tokenizer
 from laneway.v1 import admission_pb2, common_pb2, task_pb2
 
-STREAMS_AT_ONCE, STREAMS, PROMPT_TOKENS, TOKENS = 8, 48, 32, 96
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the tests' own server
+
+from tests.support.triton_server import triton_server
+
+AT_ONCE, STREAMS, TOKENS = 8, 48, 96
 ROUNDS = 5
 KV_TOKENS = 8_192
-SHARE_MIN = {"openvino": 0.95}
-MODEL: dict[str, object] = {
-    "name": "chat", "engine": "openvino", "slots": STREAMS_AT_ONCE, "workers": 1, "queue_length": 256,
-    "context_length": 1024, "kv_tokens": KV_TOKENS,
-}  # fmt: skip
+SHARE_MIN = {"openvino": 0.95, "triton ids": 0.92, "triton llmapi": 0.92}
 GENERATE = "/laneway.v1.AdmissionService/Generate"
-
-Answers = Callable[[int, int, int], Awaitable[tuple[int, float]]]  # seed, streams, tokens: tokens made, seconds
+LIMIT_S = 1200.0
 
 
 @dataclass
 class Arm:
-    answers: Answers
-    rates: list[float] = field(default_factory=list)  # tokens/s of each round
-    made: int = 0
+    """Who answers: `ask` with seed, streams and tokens gives how much came, and in how many seconds."""
+
+    ask: Callable[[int, int, int], Awaitable[tuple[int, float]]]
+    rates: list[float] = field(default_factory=list)  # of each round, a second
+    came: int = 0
 
     async def round(self, seed: int, streams: int, tokens: int) -> None:
-        made, took_s = await self.answers(seed, streams, tokens)
-        self.made += made
-        self.rates.append(made / took_s)
+        came, took_s = await self.ask(seed, streams, tokens)
+        self.came += came
+        self.rates.append(came / took_s)
 
 
 async def measure(smoke: bool) -> Report:
-    rounds, streams, tokens = (1, STREAMS_AT_ONCE, 8) if smoke else (ROUNDS, STREAMS, TOKENS)
+    rounds, streams, tokens = (1, AT_ONCE, 8) if smoke else (ROUNDS, STREAMS, TOKENS)
     figures: dict[str, float] = {}
     counts: dict[str, tuple[int, int]] = {}
     rows, bars = [], []
-    for engine, pair in (("openvino", _openvino),):
+    for engine, pair in PAIRS.items():
         async with pair() as (bare, ours):
             for seed in range(1, rounds + 1):
                 for arm in (bare, ours) if seed % 2 else (ours, bare):
                     await arm.round(seed, streams, tokens)
         shares = [mine / limit for mine, limit in zip(ours.rates, bare.rates, strict=True)]
-        figures[f"{engine}_bare_tokens_per_s"] = statistics.median(bare.rates)
-        figures[f"{engine}_laneway_tokens_per_s"] = statistics.median(ours.rates)
-        figures[f"{engine}_share"] = statistics.median(shares)
-        for name, arm in (("bare", bare), ("laneway", ours)):
-            counts[f"{engine} {name} tokens"] = (arm.made, rounds * streams * tokens)
-        shown = " ".join(f"{share:.3f}" for share in shares)
-        rates = [figures[f"{engine}_{arm}_tokens_per_s"] for arm in ("bare", "laneway")]
-        rows.append([engine, *(f"{rate:.0f}" for rate in rates), f"{figures[f'{engine}_share']:.3f}", shown])
-        bars.append(
-            Bar(
-                f"{engine}: share of the bare engine", figures[f"{engine}_share"], SHARE_MIN[engine], "x", at_least=True
-            )
-        )
-    columns = ["engine", "bare tokens/s", "through Laneway", "share", "each round"]
-    return Report(f"Engine overhead: {STREAMS_AT_ONCE} streams", columns, rows, figures, bars, counts)
+        share = statistics.median(shares)
+        figures |= {f"{engine} share": share}
+        figures |= {f"{engine} {name} a second": statistics.median(arm.rates) for name, arm in _named(bare, ours)}
+        for name, arm in _named(bare, ours):
+            if engine != "triton llmapi":
+                counts[f"{engine} {name} tokens"] = (arm.came, rounds * streams * tokens)
+        rates = [f"{figures[f'{engine} {name} a second']:.0f}" for name in ("bare", "laneway")]
+        rows.append([engine, *rates, f"{share:.3f}", " ".join(f"{each:.3f}" for each in shares)])
+        bars.append(Bar(f"{engine}: share of the bare engine", share, SHARE_MIN[engine], "x", at_least=True))
+    columns = ["engine", "bare, a second", "through Laneway", "share", "each round"]
+    notes = ["Tokens a second; characters for triton llmapi."]
+    return Report(f"Engine overhead: {AT_ONCE} streams", columns, rows, figures, bars, counts, notes)
+
+
+def _named(bare: Arm, ours: Arm) -> list[tuple[str, Arm]]:
+    return [("bare", bare), ("laneway", ours)]
 
 
 @asynccontextmanager
 async def _openvino() -> AsyncIterator[tuple[Arm, Arm]]:
-    command = [sys.executable, "bare_openvino.py", str(STREAMS_AT_ONCE), str(KV_TOKENS)]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parent
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    to, of = process.stdin, process.stdout
+    async with (
+        _bare("bare_openvino.py", str(AT_ONCE), str(KV_TOKENS)) as bare,
+        _laneway({"engine": "openvino"}, ids=True) as ours,
+    ):
+        yield bare, ours
 
-    async def bare(seed: int, streams: int, tokens: int) -> tuple[int, float]:
-        to.write(f"{seed} {streams} {PROMPT_TOKENS} {tokens}\n".encode())
-        made, took_s = (await of.readline()).split()
-        return int(made), float(took_s)
+
+@asynccontextmanager
+async def _triton(dialect: str) -> AsyncIterator[tuple[Arm, Arm]]:
+    model = f"smollm2_{dialect}"
+    async with triton_server(model, slots=str(AT_ONCE), kv_tokens=str(KV_TOKENS)) as server:
+        options = {"address": server.address, "served_model": model, "dialect": dialect}
+        pool = {"engine": "triton", "tokenizer": "smollm2", "engine_options": options}
+        async with (
+            _bare("bare_triton.py", server.address, model, str(AT_ONCE)) as bare,
+            _laneway(pool, ids=dialect == "ids") as ours,
+        ):
+            yield bare, ours
+
+
+PAIRS = {
+    "openvino": _openvino,
+    "triton ids": lambda: _triton("ids"),
+    "triton llmapi": lambda: _triton("llmapi"),
+}
+
+
+@asynccontextmanager
+async def _bare(program: str, *arguments: str) -> AsyncIterator[Arm]:
+    """The bare engine in a process of its own, which is told what to do line by line."""
+    pipe = asyncio.subprocess.PIPE
+    command = [sys.executable, program, *arguments]
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=Path(__file__).parent)
+    to, of = process.stdin, process.stdout
+    assert to is not None
+    assert of is not None
+
+    async def ask(seed: int, streams: int, tokens: int) -> tuple[int, float]:
+        to.write(f"{seed} {streams} {tokens}\n".encode())
+        came, took_s = (await of.readline()).split()
+        return int(came), float(took_s)
 
     try:
-        assert await of.readline() == b"ready\n"
-        async with _laneway(MODEL) as ours:
-            yield Arm(bare), ours
+        assert await of.readline() == b"ready\n", f"{program} did not start"
+        yield Arm(ask)
     finally:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         await process.wait()
 
 
 @asynccontextmanager
-async def _laneway(model: dict[str, object]) -> AsyncIterator[Arm]:
+async def _laneway(pool: Mapping[str, object], *, ids: bool) -> AsyncIterator[Arm]:
+    """`ids`: tokens are counted, and end tokens ignored; else characters."""
+    model = {
+        "name": "chat", "slots": AT_ONCE, "workers": 1, "queue_length": 256, "context_length": 1024,
+        "kv_tokens": KV_TOKENS, **pool,
+    }  # fmt: skip
     options = StackOptions(settings={"models": [model], "process": {"log_level": "warning"}})
+    tokenizer = load_tokenizer("smollm2")
     async with LocalStack(options) as stack:
         caller = await LeanCaller.connect(stack.addresses.admission)
 
-        async def ours(seed: int, streams: int, tokens: int) -> tuple[int, float]:
-            asked = [_request(prompt, tokens) for prompt in prompts(seed, streams, PROMPT_TOKENS)]
+        async def ask(seed: int, streams: int, tokens: int) -> tuple[int, float]:
+            asked = [_request(tokenizer.encode(text), tokens, ignore_eos=ids) for text in prompts(seed, streams)]
             began_s = time.perf_counter()
             pieces = await _answers(caller, asked)
             took_s = time.perf_counter() - began_s
-            events = (admission_pb2.GenerateResponse.FromString(piece) for piece in pieces)
-            return sum(len(event.chunk.token_ids) for event in events), took_s
+            chunks = [admission_pb2.GenerateResponse.FromString(piece).chunk for piece in pieces]
+            return sum(len(chunk.token_ids) if ids else len(chunk.text) for chunk in chunks), took_s
 
-        await ours(0, STREAMS_AT_ONCE, 2)
         try:
-            yield Arm(ours)
+            await ask(0, AT_ONCE, 2)
+            yield Arm(ask)
         finally:
             caller.close()
 
 
 async def _answers(caller: LeanCaller, asked: Sequence[bytes]) -> list[bytes]:
-    """All messages of all answers; STREAMS_AT_ONCE are asked for at any time."""
+    """All messages of all answers; AT_ONCE are asked for at any time."""
     waiting = list(asked)[::-1]
     pieces: list[bytes] = []
 
@@ -133,13 +174,13 @@ async def _answers(caller: LeanCaller, asked: Sequence[bytes]) -> list[bytes]:
             await caller.call(GENERATE, waiting.pop(), pieces.append)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(STREAMS_AT_ONCE):
+        for _ in range(AT_ONCE):
             group.create_task(one_after_another())
     return pieces
 
 
-def _request(prompt: Sequence[int], tokens: int) -> bytes:
-    sampling = task_pb2.Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+def _request(prompt: Sequence[int], tokens: int, *, ignore_eos: bool) -> bytes:
+    sampling = task_pb2.Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=ignore_eos)
     task = task_pb2.GenerateTask(tokens=task_pb2.TokenPrompt(ids=prompt), sampling=sampling)
     contract = common_pb2.Contract(lane=common_pb2.LANE_PRIORITY)
     spec = task_pb2.JobSpec(model="chat", generate=task, contract=contract)
@@ -147,4 +188,4 @@ def _request(prompt: Sequence[int], tokens: int) -> bytes:
 
 
 if __name__ == "__main__":
-    main(measure, __doc__ or "")
+    main(measure, __doc__ or "", limit_s=LIMIT_S)
