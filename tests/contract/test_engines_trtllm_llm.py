@@ -27,7 +27,7 @@ class TrtllmContract(EngineContract):
     options: ClassVar[EngineOptions] = EngineOptions()
     version: ClassVar[str]
     # Its sampler keeps no seed for each request.
-    not_offered = frozenset({"seed-repeats-alone", "seed-repeats-in-company", "seeds-differ"})
+    not_offered = frozenset({"resume-sampled", "seed-repeats-alone", "seed-repeats-in-company", "seeds-differ"})
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
@@ -56,6 +56,8 @@ class TestTrtllm14(TrtllmContract):
 
 class WithoutPriority(TrtllmContract):
     """Who came first is first."""
+
+    not_offered = TrtllmContract.not_offered | {"priority-first"}
 
     async def test_higher_priority_leaves_the_queue_first(self, t: UnderTest):
         running = [t.submit(t.prompt(q), 400) for q in QUESTIONS * 2]
@@ -89,7 +91,7 @@ class TestTrtllm10(WithoutPriority):
     """Log probabilities are numbers here, and what was cached is not told."""
 
     version = "1.0"
-    not_offered = TrtllmContract.not_offered | {"top-logprobs", "prefix-found"}
+    not_offered = WithoutPriority.not_offered | {"top-logprobs", "prefix-found"}
 
     @classmethod
     def lacks(cls) -> dict[str, object]:
