@@ -30,7 +30,7 @@ from tests.support.nats import REGION, eventually
 # Ends of the names of gauges that say what there is or should be, not what is live.
 NOT_LIVE = (
     "_capacity_slots", "_capacity_tokens", "_desired_workers", "_created", "_used_ratio", "_skew_seconds",
-    "_policy_version", "_refused_state", "_credit_tokens", "_theta_ratio", "_prefill_ratio",
+    "_policy_version", "_refused_state", "_credit_tokens", "_theta_ratio", "_prefill_ratio", "_ready_workers",
 )  # fmt: skip
 QUIET_S_MAX = 45.0  # from the last end to all counts being zero: leases and beats of what died must run out
 

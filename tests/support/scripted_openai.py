@@ -35,6 +35,7 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
     body: Any = None  # instead of events
     cut: bool = False  # the connection breaks where the stream should end
+    mute: bool = False  # the connection breaks before a word
     hang: bool = False  # the stream does not end before the client leaves
 
 
@@ -126,7 +127,8 @@ class ScriptedOpenAi:
                 reader, writer, self.model_replies.popleft() if self.model_replies else self.models
             )
         self.requests.append(asked)
-        return await self._reply(reader, writer, self.reply_to(asked))
+        reply = self.reply_to(asked)
+        return not reply.mute and await self._reply(reader, writer, reply)
 
     async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reply: Reply) -> bool:
         body = None if reply.body is None else reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body)

@@ -229,6 +229,22 @@ async def test_answers_that_were_whole_leave_their_connection_to_the_next():
         assert server.connections == before + 1
 
 
+async def test_what_broke_before_a_word_of_an_answer_is_asked_once_more_on_a_connection_of_its_own():
+    """A server may close a connection that it kept just as it is used again."""
+    async with ScriptedOpenAi() as server, started(server.base_url, gate=(gate := NotingGate())) as (engine, sink):
+        server.replies += [answer("so it is"), Reply(mute=True), answer("so it is")]
+        assert (await ran(engine, sink)).finish is FinishReason.STOP
+        before, connections = len(server.requests), server.connections
+        heard = await ran(engine, sink)
+        assert (bytes(heard.ids), heard.finish) == (b"so it is", FinishReason.STOP)
+        assert (len(server.requests), server.connections) == (before + 2, connections + 1)
+        server.replies += [Reply(mute=True), Reply(mute=True)]
+        assert (await ran(engine, sink)).finish is FinishReason.CANCELLED
+        assert len(server.requests) == before + 4
+        assert [ended[0] for ended in gate.ended] == ["used", "used", "failed"]
+        assert sink.closed == []
+
+
 async def test_what_makes_no_sense_harms_its_request_only():
     bad = [
         Reply(["nonsense"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import httpx2
@@ -23,6 +23,8 @@ SILENCE_S = 300.0  # of a stream; servers that queue or prefill for long say not
 ANSWER_S = 30.0  # for an answer that is no stream
 BODY_BYTES_MAX = 4 * 1024 * 1024  # of an answer that is no stream: a list of models, or an error
 EVENT_BYTES_MAX = 1024 * 1024  # of one event of a stream
+
+_BROKEN = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
 
 Heard = Callable[[Mapping[str, str]], None]  # told the headers of every answer
 
@@ -39,24 +41,29 @@ class Endpoint:
         self._tls_ca_file = tls_ca_file
         self._heard = heard
         self._client: httpx2.AsyncClient | None = None
+        self._afresh: httpx2.AsyncClient | None = None  # keeps no connections
 
     def open(self) -> None:
         """Raises OSError where the CA file cannot be read."""
         trusted: ssl.SSLContext | bool = True
         if self._tls_ca_file:
             trusted = ssl.create_default_context(cafile=self._tls_ca_file)
-        self._client = httpx2.AsyncClient(
+        self._client, self._afresh = (self._new_client(trusted, kept) for kept in (64, 0))
+
+    def _new_client(self, trusted: ssl.SSLContext | bool, kept: int) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             verify=trusted,
             timeout=httpx2.Timeout(SILENCE_S, connect=CONNECT_S, pool=None),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEPALIVE_S),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=kept, keepalive_expiry=KEEPALIVE_S),
             follow_redirects=False,
             trust_env=False,
         )
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
+        for client in (self._client, self._afresh):
+            if client is not None:
+                await client.aclose()
 
     async def models(self) -> Mapping[str, Any]:
         """What it lists. Raises ServerError."""
@@ -76,18 +83,42 @@ class Endpoint:
         return body
 
     async def events(self, route: str, body: Mapping[str, Any]) -> AsyncGenerator[str, None]:
-        """The data of each event of the answer; closing it closes the connection. Raises ServerError."""
+        """The data of each event of the answer; closing it closes the connection. Raises ServerError.
+
+        A server may close a connection just as it is used again. What broke before a word of an answer is asked once
+        more, on a connection of its own.
+        """
         assert self._client is not None
+        assert self._afresh is not None
+        answered: list[bool] = []
         with _in_our_words(self.host):
-            url = f"{self._base_url}/{route}"
-            async with self._client.sse(url, method="POST", json=body, max_event_size=EVENT_BYTES_MAX) as source:
-                response = source.response
-                self._heard(response.headers)
-                is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
-                if response.status_code != 200 or not is_stream:
-                    raise self._error(response, object_of(await _body_of(response)))
-                async for event in source:
-                    yield event.data
+            try:
+                async with aclosing(self._events(self._client, route, body, answered)) as events:
+                    async for data in events:
+                        yield data
+                return
+            except _BROKEN:
+                if answered:
+                    raise
+            log.info("provider_asked_again", host=self.host)
+            async with aclosing(self._events(self._afresh, route, body, answered)) as events:
+                async for data in events:
+                    yield data
+
+    async def _events(
+        self, client: httpx2.AsyncClient, route: str, body: Mapping[str, Any], answered: list[bool]
+    ) -> AsyncGenerator[str, None]:
+        """Notes in `answered` that an answer began."""
+        url = f"{self._base_url}/{route}"
+        async with client.sse(url, method="POST", json=body, max_event_size=EVENT_BYTES_MAX) as source:
+            answered.append(True)
+            response = source.response
+            self._heard(response.headers)
+            is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+            if response.status_code != 200 or not is_stream:
+                raise self._error(response, object_of(await _body_of(response)))
+            async for event in source:
+                yield event.data
 
     def _error(self, response: httpx2.Response, body: Mapping[str, Any]) -> ServerError:
         status = response.status_code
