@@ -89,12 +89,7 @@ async def test_a_stopped_worker_that_wakes_up_later_says_nothing_more(nats_serve
 
 
 @pytest.mark.timeout(90)
-async def test_what_becomes_of_each_kind_of_job_when_its_worker_stops_renewing(
-    nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
-):
-    """On an engine whose seeds and penalties do not hold from ids on, as most are."""
-    able = replace(ENGINE_CAPABILITIES["simulated"], resumable_sampling=False)
-    monkeypatch.setitem(ENGINE_CAPABILITIES, "simulated", able)
+async def test_what_becomes_of_each_kind_of_job_when_its_worker_stops_renewing(nats_server: LocalNats):
     changes = {"ack_wait_priority_s": 1.0, "ack_wait_batch_s": 1.0}
     async with (
         yard(nats_server, workers=1, engine__pace_s=0.01, **{f"nats__{k}": v for k, v in changes.items()}) as place,
