@@ -250,7 +250,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.json")):
         print(path.stem)
 """
 OTHERWISE_READ = {"schemas", "leader_term", "paused_lanes", "ingest_verdict"}
-NOT_READ = {"checkpoint", "dead_letter"}  # kinds that the older build has no reader for
+NOT_READ = {"checkpoint", "dead_letter", "provider_quota"}  # kinds that the older build has no reader for
 UNKNOWN_FIELD = {"submit_request_json"}  # a caller's newer field is refused by an older door, never ignored
 REFUSE = """
 import base64, json, pathlib, sys
