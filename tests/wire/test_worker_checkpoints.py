@@ -186,6 +186,30 @@ async def test_a_stale_worker_spoils_nothing(nats_server: LocalNats, tmp_path: P
         same_answer(record, await undisturbed(place, sampling))
 
 
+async def test_a_checkpoint_that_comes_after_its_job_was_taken_up_is_removed_with_the_others(nats_server: LocalNats):
+    """Its writer could not be heard for a while; the taker found none, and writes none itself."""
+    async with yard(nats_server, workers=1, **QUICK) as place:
+        job_id = (await place.submit(sampling=Sampling(max_tokens=TOKENS - 2, temperature=0.0))).record.job_id
+        await eventually(lambda: place.workers[0].worker.sequences.stats().running == 1)
+        before = await place.record(job_id)
+        await place.workers[0].die()
+        await place.start_worker("taker")
+
+        async def taken() -> bool:
+            return (await place.record(job_id)).attempt == 2
+
+        await eventually(taken, 30)
+        late = encode_checkpoint(writer_of(before, before.owner), (1,) * 3)
+        await place.bus.store(subjects.checkpoint(REGION, job_id, 1, 0), late)
+        (record,) = await place.ended(job_id, timeout_s=60)
+        assert record.state is JobState.SUCCEEDED
+
+        async def none_is_left() -> bool:
+            return not await deltas(place, job_id)
+
+        assert await eventually(none_is_left)
+
+
 @pytest.mark.slow
 async def test_a_kept_job_whose_worker_and_door_both_die_goes_on(nats_server: LocalNats):
     async with yard(nats_server, workers=1, **QUICK) as place:

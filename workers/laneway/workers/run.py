@@ -265,7 +265,8 @@ class JobRun:
         """The record is terminal: tells it and lets the lane message go."""
         await self._bench.endings.announce(stored.record, with_record=len(self._outlets) > 0)
         await answer(self.delivery, await self._bench.dead_letters.before(Ack(stored), self.delivery))
-        if stored.record.checkpoint_index or (self._tail is not None and self._tail.touched):
+        # An earlier owner's last checkpoint may have come after this attempt looked for it.
+        if stored.record.checkpoint_index or self.attempt > 1 or (self._tail is not None and self._tail.touched):
             self._bench.checkpointing.forget(stored.record)
         if stored.record.result is not None:
             self._generation.measure(self.began_s)
