@@ -1,8 +1,8 @@
 """The bare limit of the CPU engine: OpenVINO GenAI's own loop in a process of its own, with nothing around it.
 
-engine_overhead.py runs it. `python bare_openvino.py SLOTS KV_TOKENS` loads, prints `ready`, and for each line
-`SEED STREAMS TOKENS` on stdin answers so many prompts, SLOTS at once, as fast as it can; then it prints how many tokens
-it made and in how many seconds.
+engine_overhead.py runs `serve` in a process of its own. It loads, prints `ready`, and for each line `SEED STREAMS
+TOKENS` on stdin answers so many prompts, `slots` at once, as fast as it can; then it prints how many tokens it made and
+in how many seconds.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ def _answer(
     return made
 
 
-def main() -> None:
-    slots, kv_tokens = (int(text) for text in sys.argv[1:])
+def serve(slots: int, kv_tokens: int) -> None:
     pipeline, tokenizer = _pipeline(slots, kv_tokens), load_tokenizer("smollm2")
     _answer(pipeline, slots, [tokenizer.encode(text) for text in prompts(0, slots)], 2)  # builds kernels
     print("ready", flush=True)
@@ -65,7 +64,3 @@ def main() -> None:
         began_s = time.perf_counter()
         made = _answer(pipeline, slots, asked, tokens)
         print(made, time.perf_counter() - began_s, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """The bare limit of an engine behind Triton: `tritonclient.grpc.aio` and nothing else, in a process of its own.
 
-engine_overhead.py runs it. `python bare_triton.py ADDRESS MODEL STREAMS_AT_ONCE` prints `ready`, and for each line
-`SEED STREAMS TOKENS` on stdin asks so many prompts, STREAMS_AT_ONCE at any time; then it prints how much came, ids or
-characters by the model's dialect, and in how many seconds.
+engine_overhead.py runs `serve` in a process of its own. It prints `ready`, and for each line `SEED STREAMS TOKENS` on
+stdin asks so many prompts, `at_once` at any time; then it prints how much came, ids or characters by the model's
+dialect, and in how many seconds.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ async def _all(client: InferenceServerClient, model: str, served: Served, asked:
     return sum(came)
 
 
-async def serve(address: str, model: str, at_once: int) -> None:
+def serve(address: str, model: str, at_once: int) -> None:
+    uvloop.run(_serve(address, model, at_once))
+
+
+async def _serve(address: str, model: str, at_once: int) -> None:
     client, tokenizer = InferenceServerClient(address), load_tokenizer("smollm2")
     config = (await client.get_model_config(model)).config
     served = served_of(
@@ -82,7 +86,3 @@ async def serve(address: str, model: str, at_once: int) -> None:
         began_s = time.perf_counter()
         made = await _all(client, model, served, tensors, at_once)
         print(made, time.perf_counter() - began_s, flush=True)
-
-
-if __name__ == "__main__":
-    uvloop.run(serve(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -4,8 +4,8 @@ Eight streams at once, each of 96 tokens after a prompt of about 40, the next as
 engine and of Laneway alternate, with the same prompts. Callers speak HTTP/2 by hand (lean_caller.py), as in
 token_path.py: a Python client would take what the engine computes on.
 
-- `openvino`: against OpenVINO GenAI's own loop (bare_openvino.py), in which the next prompt is in the very next step.
-- `triton`: SmolLM2 behind a real Triton server on the CPU, against `tritonclient.grpc.aio` alone (bare_triton.py). Both
+- `openvino`: against OpenVINO GenAI's own loop (bare_openvino), in which the next prompt is in the very next step.
+- `triton`: SmolLM2 behind a real Triton server on the CPU, against `tritonclient.grpc.aio` alone (bare_triton). Both
   ask the same server: with token ids, where tokens are counted, and with texts, where characters are (an answer may end
   by itself there).
 """
@@ -87,7 +87,7 @@ def _named(bare: Arm, ours: Arm) -> list[tuple[str, Arm]]:
 @asynccontextmanager
 async def _openvino() -> AsyncIterator[tuple[Arm, Arm]]:
     async with (
-        _bare("bare_openvino.py", str(AT_ONCE), str(KV_TOKENS)) as bare,
+        _bare("bare_openvino", AT_ONCE, KV_TOKENS) as bare,
         _laneway({"engine": "openvino"}, ids=True) as ours,
     ):
         yield bare, ours
@@ -100,7 +100,7 @@ async def _triton(dialect: str) -> AsyncIterator[tuple[Arm, Arm]]:
         options = {"address": server.address, "served_model": model, "dialect": dialect}
         pool = {"engine": "triton", "tokenizer": "smollm2", "engine_options": options}
         async with (
-            _bare("bare_triton.py", server.address, model, str(AT_ONCE)) as bare,
+            _bare("bare_triton", server.address, model, AT_ONCE) as bare,
             _laneway(pool, ids=dialect == "ids") as ours,
         ):
             yield bare, ours
@@ -114,10 +114,10 @@ PAIRS = {
 
 
 @asynccontextmanager
-async def _bare(program: str, *arguments: str) -> AsyncIterator[Arm]:
+async def _bare(module: str, *arguments: object) -> AsyncIterator[Arm]:
     """The bare engine in a process of its own, which is told what to do line by line."""
     pipe = asyncio.subprocess.PIPE
-    command = [sys.executable, program, *arguments]
+    command = [sys.executable, "-c", f"import {module}; {module}.serve(*{arguments!r})"]
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=Path(__file__).parent)
     to, of = process.stdin, process.stdout
     assert to is not None
@@ -129,7 +129,7 @@ async def _bare(program: str, *arguments: str) -> AsyncIterator[Arm]:
         return int(came), float(took_s)
 
     try:
-        assert await of.readline() == b"ready\n", f"{program} did not start"
+        assert await of.readline() == b"ready\n", f"{module} did not start"
         yield Arm(ask)
     finally:
         if process.returncode is None:
