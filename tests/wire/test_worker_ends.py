@@ -204,10 +204,10 @@ async def test_a_job_is_not_started_before_its_time(nats_server: LocalNats):
 async def test_a_fault_of_ours_with_one_job_costs_no_slot_and_is_not_met_for_ever(
     nats_server: LocalNats, monkeypatch: pytest.MonkeyPatch
 ):
-    def request(request_id: int, task: GenerateTask, *rest: Any) -> EngineRequest:
+    def request(request_id: int, task: GenerateTask, *rest: Any, **more: Any) -> EngineRequest:
         if len(task.prompt_ids) == 7:
             raise ValueError("cannot be asked for")
-        return request_of(request_id, task, *rest)
+        return request_of(request_id, task, *rest, **more)
 
     monkeypatch.setattr("laneway.workers.generation.request_of", request)
     async with yard(nats_server, workers=1) as place:
