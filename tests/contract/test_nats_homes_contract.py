@@ -13,7 +13,7 @@ from laneway.core.lanes import Lane
 from laneway.runtime.lanes import LaneDepth, LaneStore, ReleaseOutcome
 from laneway.runtime.puller import LanePuller
 from tests.contract.nats_twins import Twin, Twins, twins_of
-from tests.support.lanes import GROUP
+from tests.support.lanes import GROUP, pull_all
 from tests.support.nats import POOL, REGION, eventually, make_job, make_record, small_catalogue
 
 LANE = Lane.BATCH
@@ -32,12 +32,7 @@ def twins(request: pytest.FixtureRequest, tmp_path: Path) -> Twins:
 
 
 async def taken(twin: Twin, home: str, lane: Lane = LANE) -> list[str]:
-    async with LanePuller(twin.bus, REGION, lane, POOL, home) as puller:
-        some = await puller.pull(100)
-        for delivery in some:
-            await delivery.ack()
-    await twin.bus.flush()
-    return [delivery.job.record.job_id for delivery in some]
+    return [delivery.job.record.job_id for delivery in await pull_all(twin.bus, lane, home)]
 
 
 async def park(twin: Twin, home: str, in_s: float = 1000.0):
@@ -93,7 +88,7 @@ async def test_one_request_tells_the_depths_of_every_home(twins: Twins):
         for home in ("h1", "h1", ""):
             await lanes.put_ready(make_job(make_record(lane=LANE, home=home)), 1)
         async with LanePuller(twin.bus, REGION, LANE, POOL, "h1") as puller:
-            await puller.pull(1)
+            assert len(await puller.pull(1, wait_s=5.0)) == 1
 
             async def counted() -> bool:
                 return await lanes.all_depths(LANE) == {

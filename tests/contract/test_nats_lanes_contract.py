@@ -13,7 +13,7 @@ from laneway.runtime.bus import ApiError, Bus, StreamFull
 from laneway.runtime.lanes import LaneDepth, LaneStore
 from laneway.runtime.puller import Bell, Delivery, LanePuller
 from tests.contract.nats_twins import Twin, Twins, twins_of
-from tests.support.lanes import message_count
+from tests.support.lanes import message_count, seen_by
 from tests.support.nats import POOL, REGION, TENANT, eventually, make_job, make_record, small_catalogue
 
 LANE = Lane.BATCH
@@ -37,9 +37,15 @@ def ready_of(job: str, lane: Lane = LANE) -> str:
     return subjects.ready(REGION, lane, POOL, TENANT, job)
 
 
-async def put(twin: Twin, *jobs: str) -> None:
+async def send(twin: Twin, *jobs: str) -> None:
     for job in jobs:
         await twin.bus.store(ready_of(job), job.encode(), {"Nats-Msg-Id": f"{job}:1:ready"})
+
+
+async def put(twin: Twin, *jobs: str) -> None:
+    """As `send`, and a pull that does not wait sees them."""
+    async with seen_by(twin.bus, LANE, len(jobs)):
+        await send(twin, *jobs)
 
 
 def jobs_of(deliveries: list[Delivery]) -> list[str]:
@@ -75,7 +81,8 @@ async def set_consumer(twin: Twin, **changes: object) -> None:
 async def test_a_ready_job_arrives_as_it_was_put(twins: Twins):
     async with twins() as twin:
         job = make_job(make_record(lane=LANE))
-        await LaneStore(twin.bus, REGION).put_ready(job, 42)
+        async with seen_by(twin.bus, LANE, 1):
+            await LaneStore(twin.bus, REGION).put_ready(job, 42)
         async with puller_of(twin.bus) as puller:
             (delivery,) = await puller.pull(4)
             assert (delivery.job, delivery.record_sequence, delivery.deliveries) == (job, 42, 1)
@@ -83,8 +90,9 @@ async def test_a_ready_job_arrives_as_it_was_put(twins: Twins):
 
 async def test_a_full_priority_lane_refuses_until_a_job_is_acknowledged(twins: Twins):
     async with twins(catalogue=small_catalogue(slots=1, workers=1, queue_length=1)) as twin:
-        for job in ("a", "b"):
-            await twin.bus.store(ready_of(job, Lane.PRIORITY), b"", {"Nats-Msg-Id": job})
+        async with seen_by(twin.bus, Lane.PRIORITY, 2):
+            for job in ("a", "b"):
+                await twin.bus.store(ready_of(job, Lane.PRIORITY), b"", {"Nats-Msg-Id": job})
         with pytest.raises(StreamFull, match="maximum messages exceeded"):
             await twin.bus.store(ready_of("c", Lane.PRIORITY), b"")
         # What is there already is not refused.
@@ -112,7 +120,8 @@ async def test_a_message_is_known_again_after_it_was_acknowledged(twins: Twins):
             await depth_is(twin, 0, 0)
             assert (await twin.bus.store_checked(ready_of("a"), b"a", {"Nats-Msg-Id": "a:1:ready"})).duplicate
             assert await puller.pull(1) == []
-            assert not (await twin.bus.store_checked(ready_of("a"), b"a", {"Nats-Msg-Id": "a:2:ready"})).duplicate
+            async with seen_by(twin.bus, LANE, 1):
+                assert not (await twin.bus.store_checked(ready_of("a"), b"a", {"Nats-Msg-Id": "a:2:ready"})).duplicate
             assert jobs_of(await puller.pull(1)) == ["a"]
 
 
@@ -163,7 +172,7 @@ async def test_a_pull_gives_what_is_there_and_never_more_than_asked(twins: Twins
             assert (jobs_of(first), jobs_of(rest), none, puller.trouble) == (["a", "b"], ["c", "d", "e"], [], "")
             assert [d.pending for d in first + rest] == [4, 3, 2, 1, 0]
             assert await waiting_pulls(twin) == 0
-            assert await depth(twin) == LaneDepth(0, 5)
+            await depth_is(twin, 0, 5)
 
 
 async def test_a_pull_may_wait_for_the_first_message(twins: Twins):
@@ -171,7 +180,7 @@ async def test_a_pull_may_wait_for_the_first_message(twins: Twins):
         assert (await puller.pull(4, wait_s=0.05), puller.trouble) == ([], "")
         pull = asyncio.ensure_future(puller.pull(4, wait_s=50.0))
         await eventually(lambda: waiting_pulls(twin))
-        await put(twin, "a")
+        await send(twin, "a")
         assert (jobs_of(await pull), puller.trouble) == (["a"], "")
         assert await waiting_pulls(twin) == 0
 
@@ -184,7 +193,7 @@ async def test_pulls_that_wait_are_served_in_turn(twins: Twins):
             await puller.start()
             puller.hold(50.0, partial(heard.append, n))
         await twin.bus.flush()
-        await put(twin, "a", "b", "c")
+        await send(twin, "a", "b", "c")
         await eventually(lambda: len(heard) == 3)
         assert heard == [0, 1, 2]
         assert [jobs_of(await puller.collect()) for puller in pullers] == [["a"], ["b"], ["c"]]
@@ -256,8 +265,7 @@ async def test_a_held_pull_that_is_let_go_claims_nothing_more(twins: Twins):
         assert await puller.collect() == []
         assert puller.trouble == ""
         await put(twin, "a")
-        await twin.bus.flush()
-        assert await depth(twin) == LaneDepth(ready=1, running=0)
+        await depth_is(twin, 1, 0)
         assert jobs_of(await puller.pull(1)) == ["a"]
 
 
@@ -265,10 +273,10 @@ async def test_what_a_held_pull_brought_before_it_was_let_go_is_given(twins: Twi
     async with twins() as twin, puller_of(twin.bus) as puller:
         puller.hold(60.0, lambda: None)
         await eventually(lambda: waiting_pulls(twin))
-        await put(twin, "a", "b")  # the first is on its way, or here
+        await send(twin, "a", "b")  # the first is on its way, or here
         puller.let_go()
         assert jobs_of(await puller.collect()) == ["a"]
-        assert await depth(twin) == LaneDepth(ready=1, running=1)
+        await depth_is(twin, 1, 1)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.2])
@@ -288,7 +296,7 @@ async def test_a_purge_takes_back_what_is_queued_and_what_is_delivered(twins: Tw
         running, other = await puller.pull(2)
         for job in ("a", "c"):
             assert (await twin.bus.api(f"STREAM.PURGE.{STREAM}", {"filter": ready_of(job)}))["purged"] == 1
-        assert await depth(twin) == LaneDepth(0, 1)
+        await depth_is(twin, 0, 1)
         await running.progress()
         await running.nak()
         await running.ack()
@@ -304,7 +312,7 @@ async def test_a_purge_against_a_pull_leaves_all_or_nothing(twins: Twins):
         other = await twin.connect("other")
         async with puller_of(other) as puller:
             for n in range(20):
-                await put(twin, f"j{n}")
+                await send(twin, f"j{n}")
                 purge = twin.bus.api(f"STREAM.PURGE.{STREAM}", {"filter": ready_of(f"j{n}")})
                 pulled, answer = await asyncio.gather(puller.pull(1), purge)
                 assert answer["purged"] == 1

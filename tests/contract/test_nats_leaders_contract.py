@@ -16,6 +16,7 @@ from laneway.runtime.puller import LanePuller
 from laneway.runtime.settings import NatsSettings
 from tests.sim.memory_nats import LoopClock, MemoryBus, MemoryNats
 from tests.support.cluster import cluster, connected_at
+from tests.support.lanes import seen_by
 from tests.support.nats import POOL, REGION, TENANT, eventually, small_catalogue
 
 LANE = Lane.BATCH
@@ -78,8 +79,9 @@ async def test_a_new_leader_tells_who_waits_and_keeps_what_is_known_of_deliverie
 ):
     async with led as (bus, step_down), LanePuller(bus, REGION, LANE, POOL) as puller:
         lanes = LaneStore(bus, REGION)
-        for job in ("done", "put-off", "held"):
-            await bus.store(subjects.ready(REGION, LANE, POOL, TENANT, job), job.encode())
+        async with seen_by(bus, LANE, 3):
+            for job in ("done", "put-off", "held"):
+                await bus.store(subjects.ready(REGION, LANE, POOL, TENANT, job), job.encode())
         done, put_off, held = await puller.pull(3)
         assert (done.data, put_off.data, held.data) == (b"done", b"put-off", b"held")
         await done.ack()

@@ -17,7 +17,7 @@ from laneway.runtime.lanes import LaneStore, ReleaseOutcome
 from laneway.runtime.puller import Bell, Delivery, LanePuller
 from laneway.runtime.records import RecordStore
 from tests.contract.nats_twins import Twin, Twins, twins_of
-from tests.support.lanes import GROUP, message_count
+from tests.support.lanes import GROUP, message_count, pull_all
 from tests.support.nats import POOL, REGION, TENANT, eventually, make_job, make_record
 
 LANE = Lane.BATCH
@@ -41,15 +41,6 @@ async def park(twin: Twin, record: JobRecord, in_s: float = 1000.0, sequence: in
     return await lanes_of(twin).park(make_job(record), sequence, fire_at_s=fire_at_s, group=GROUP)
 
 
-async def pull_all(twin: Twin) -> list[Delivery]:
-    async with LanePuller(twin.bus, REGION, LANE, POOL) as puller:
-        taken = await puller.pull(500)
-        for delivery in taken:
-            await delivery.ack()
-    await twin.bus.flush()
-    return taken
-
-
 def jobs_of(deliveries: list[Delivery]) -> list[str]:
     return sorted(delivery.job.record.job_id for delivery in deliveries)
 
@@ -62,7 +53,7 @@ async def test_a_parked_job_is_seen_and_neither_delivered_nor_rung_for(twins: Tw
             await eventually(lambda: parked == [subject])
             assert await lanes_of(twin).parked(LANE) == [subject]
             assert await lanes_of(twin).is_parked(record)
-            assert await pull_all(twin) == []
+            assert await pull_all(twin.bus, LANE) == []
             assert not bell.ring.is_set()
 
 
@@ -116,7 +107,7 @@ async def test_an_early_release_makes_the_job_ready_once(twins: Twins):
             await bell.ring.wait()
         assert await lanes.release(subject, now_s=twin.clock.now(), reason="idle") is ReleaseOutcome.GONE
         assert not await lanes.is_parked(record)
-        (delivery,) = await pull_all(twin)
+        (delivery,) = await pull_all(twin.bus, LANE)
         assert (delivery.job, delivery.record_sequence) == (make_job(record), 9)
         assert delivery.headers[subjects.H_RELEASED_BY] == "idle"
         assert await message_count(twin.bus, LANE) == 0
@@ -194,7 +185,7 @@ async def test_full_storage_strands_what_is_due_until_a_restart_and_refuses_its_
         await asyncio.sleep(0.5)
         assert len(await lanes_of(twin).parked(LANE)) == 2
         assert await lanes_of(twin).release(subject, now_s=0.0, reason="sweep") is ReleaseOutcome.RELEASED
-        assert jobs_of(await pull_all(twin)) == [released.job_id]
+        assert jobs_of(await pull_all(twin.bus, LANE)) == [released.job_id]
         await twin.kill()
         await twin.start()
         await twin.bus.wait_connected(10.0)
@@ -220,7 +211,7 @@ async def test_two_releasers_make_one_copy(twins: Twins):
         )
         pairs = list(zip(outcomes[::2], outcomes[1::2], strict=True))
         assert all(pair.count(ReleaseOutcome.RELEASED) == 1 for pair in pairs)
-        assert jobs_of(await pull_all(twin)) == sorted(subject.job for subject in parked)
+        assert jobs_of(await pull_all(twin.bus, LANE)) == sorted(subject.job for subject in parked)
 
 
 async def test_a_release_and_a_restagger_at_once_leave_one_job(twins: Twins):
@@ -233,7 +224,7 @@ async def test_a_release_and_a_restagger_at_once_leave_one_job(twins: Twins):
             *(second.restagger(subject, now_s + 2000.0, now_s=now_s) for subject in parked),
         )
         left = [subject.job for subject in await lanes.parked(LANE)]
-        assert sorted(left + jobs_of(await pull_all(twin))) == sorted(subject.job for subject in parked)
+        assert sorted(left + jobs_of(await pull_all(twin.bus, LANE))) == sorted(subject.job for subject in parked)
 
 
 @pytest.mark.slow
@@ -253,7 +244,7 @@ async def test_releases_aimed_at_the_fire_time_lose_no_job_and_claims_remove_the
 
         await eventually(none_parked)
         claims = Counter[str]()
-        for delivery in await pull_all(twin):
+        for delivery in await pull_all(twin.bus, LANE):
             try:
                 await records.update(claim(delivery.job.record, "w", 1.0), delivery.record_sequence)
             except WrongSequence:
@@ -276,7 +267,7 @@ async def test_firing_against_a_cancel_never_runs_the_job(twins: Twins):
 
         await asyncio.sleep(max(0.0, fire_at_s - twin.clock.now() - 0.005))
         await asyncio.gather(*(cancel_job(record) for record in made))
-        for delivery in await pull_all(twin):
+        for delivery in await pull_all(twin.bus, LANE):
             with pytest.raises(WrongSequence):
                 await records.update(claim(delivery.job.record, "w", 1.0), delivery.record_sequence)
         stored = [await records.get(REGION, TENANT, record.job_id) for record in made]
@@ -300,7 +291,7 @@ async def test_a_cancel_and_a_release_at_once_never_run_the_job(twins: Twins):
             *(cancel_job(record) for record in made),
             *(scheduler.release(subject, now_s=now_s, reason="race") for subject in parked),
         )
-        for delivery in await pull_all(twin):
+        for delivery in await pull_all(twin.bus, LANE):
             with pytest.raises(WrongSequence):
                 await records.update(claim(delivery.job.record, "w", 1.0), delivery.record_sequence)
         assert await scheduler.parked(LANE) == []
@@ -316,7 +307,7 @@ async def test_a_release_after_a_purge_revives_nothing(twins: Twins):
         # What a slow releaser would do that had read the message before the purge.
         outcome = await lanes._act(subject, found, subject.ready, lanes._release_headers(subject, found, "late"))
         assert outcome is ReleaseOutcome.LOST
-        assert await pull_all(twin) == []
+        assert await pull_all(twin.bus, LANE) == []
 
 
 async def test_a_park_of_unknown_outcome_repeats_without_a_second_job(twins: Twins):

@@ -15,6 +15,7 @@ from laneway.runtime.provision import provision
 from laneway.runtime.puller import Bell, Delivery, LanePuller
 from laneway.runtime.settings import NatsSettings
 from laneway.runtime.wire.reading import UnreadableMessage
+from tests.support.lanes import seen_by
 from tests.support.nats import (
     POOL,
     REGION,
@@ -39,6 +40,12 @@ def puller_of(bus: Bus) -> LanePuller:
 
 
 async def put(bus: Bus, count: int) -> list[str]:
+    """As `send`, and a pull that does not wait sees them."""
+    async with seen_by(bus, LANE, count):
+        return await send(bus, count)
+
+
+async def send(bus: Bus, count: int) -> list[str]:
     lanes = LaneStore(bus, REGION)
     records = [make_record(lane=LANE) for _ in range(count)]
     for record in records:
@@ -88,7 +95,7 @@ async def test_a_pull_may_wait_for_the_first_message(provisioned_bus: Bus):
         assert puller.trouble == ""
         pull = asyncio.ensure_future(puller.pull(4, wait_s=50.0))
         await eventually(lambda: waiting_pulls(provisioned_bus))
-        put_ids = await put(provisioned_bus, 1)
+        put_ids = await send(provisioned_bus, 1)
         assert job_ids(await pull) == put_ids
         assert await waiting_pulls(provisioned_bus) == 0
         put_ids = await put(provisioned_bus, 3)
@@ -105,7 +112,7 @@ async def test_a_pull_after_a_bell_finds_the_message(nats_server: LocalNats, pro
     ):
         for _ in range(1000):
             bell.ring.clear()
-            door = asyncio.ensure_future(put(provisioned_bus, 1))
+            door = asyncio.ensure_future(send(provisioned_bus, 1))
             await bell.ring.wait()
             (delivery,) = await puller.pull(1, wait_s=5.0)
             await delivery.ack()
@@ -172,7 +179,7 @@ async def test_messages_that_come_after_the_timeout_are_given_by_the_next_pull(
             got += await puller.pull(3)
         assert job_ids(got) == put_ids
         assert {d.deliveries for d in got} == {1}
-        assert await depth(provisioned_bus) == LaneDepth(ready=0, running=3)
+        await eventually(lambda: depth_is(provisioned_bus, LaneDepth(ready=0, running=3)))
 
 
 async def test_a_pull_that_was_given_up_claims_nothing_later(provisioned_bus: Bus):
@@ -184,9 +191,8 @@ async def test_a_pull_that_was_given_up_claims_nothing_later(provisioned_bus: Bu
         assert await puller.pull(2, timeout_s=0.2) == []
         assert "max_ack_pending" in puller.trouble
         await first.ack()
-        await provisioned_bus.flush()
         # Had the pull stayed, it would hold the second job now, unknown to everybody.
-        assert await depth(provisioned_bus) == LaneDepth(ready=2, running=0)
+        await eventually(lambda: depth_is(provisioned_bus, LaneDepth(ready=2, running=0)))
         assert len(await puller.pull(1)) == 1
 
 
@@ -258,9 +264,10 @@ async def test_a_held_pull_brings_the_next_message_and_says_so(provisioned_bus: 
         puller.hold(60.0, heard.set)
         await eventually(lambda: waiting_pulls(provisioned_bus))
         assert puller.held
-        put_ids = await put(provisioned_bus, 2)
+        put_ids = await send(provisioned_bus, 2)
         await heard.wait()
         assert job_ids(await puller.collect()) == put_ids[:1]
+        await eventually(lambda: depth_is(provisioned_bus, LaneDepth(ready=1, running=1)))
         assert job_ids(await puller.pull(2)) == put_ids[1:]
 
 
@@ -340,7 +347,7 @@ async def test_twenty_workers_pull_again_after_a_kill_and_no_job_is_lost(nats_se
             await nats_server.kill()
             await nats_server.start()
             await door.wait_connected(10.0)
-            wanted |= set(await put(door, 30))
+            wanted |= set(await send(door, 30))
             all_put.set()
         assert done == wanted
 
