@@ -68,8 +68,10 @@ async def showing(folder: Path, *words: str) -> AsyncIterator[Process]:
 
 async def until(process: Process, words: str) -> None:
     assert process.stdout is not None
+    said = ""
     while words not in (line := (await asyncio.wait_for(process.stdout.readline(), 60)).decode()):
-        assert line, f"it ended without {words!r}"
+        said += line
+        assert line, f"it ended without {words!r}:\n{said}"
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:

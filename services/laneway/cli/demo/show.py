@@ -35,8 +35,10 @@ class Board:
     accepted: int = 0
     saying: str = ""  # tail of the chat that streams now
     events: deque[str] = field(default_factory=lambda: deque(maxlen=EVENTS_SHOWN))
+    told: int = 0  # events so far, those that are no longer kept included
 
     def tell(self, text: str) -> None:
+        self.told += 1
         self.events.append(f"{self.elapsed_s:5.1f} s  {text}")
 
 
@@ -47,7 +49,7 @@ class Screen:
         self._console, self.board = console, board
         self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=8, transient=True)
         self._plain_due_s = 0.0
-        self._told: str = ""
+        self._shown = 0  # events printed so far
 
     def __enter__(self) -> Screen:
         if self._console.is_terminal:
@@ -55,6 +57,7 @@ class Screen:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.refresh()
         if self._console.is_terminal:
             self._live.stop()
 
@@ -62,16 +65,13 @@ class Screen:
         """Called a few times a second; outside a terminal prints news and, now and then, a line of state."""
         if self._console.is_terminal:
             return
-        for event in list(self.board.events):
-            if event > self._told:
-                self._console.print(event, highlight=False, markup=False)
-                self._told = event
+        new = min(self.board.told - self._shown, len(self.board.events))
+        for event in list(self.board.events)[len(self.board.events) - new :]:
+            self._console.print(event, highlight=False, markup=False)
+        self._shown = self.board.told
         if self.board.elapsed_s >= self._plain_due_s:
             self._plain_due_s = self.board.elapsed_s + PLAIN_EVERY_S
             self._console.print(self._line(), highlight=False, markup=False)
-
-    def reset(self) -> None:
-        self._plain_due_s, self._told = 0.0, ""
 
     def _line(self) -> str:
         board = self.board
