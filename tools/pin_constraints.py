@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("local", "triton", "trtllm-grpc", "openai", "gateway", "dev")
+EXTRAS = ("local", "triton", "trtllm-grpc", "openai", "simulate", "gateway", "dev")
 HEADER = """\
 # What `make venv` and the container images install, for Python 3.11 and 3.12. Made by `make constraints`.
 """

@@ -1,0 +1,1 @@
+"""The policy under virtual time: traces, engines by their steps, Laneway and its rivals, and what came of each."""
