@@ -20,6 +20,7 @@ from laneway.policy import headroom as rooms
 from laneway.policy import interference as policy
 from laneway.policy.interference import Decoder, Load, Prompt
 from laneway.policy.step_fit import StepFit, StepSeen
+from laneway.policy.tpots import LIVE_TOKENS_MIN, Tpot, Tpots
 from laneway.runtime.live_policy import LivePolicy
 from laneway.runtime.params import headroom_params, interference_params
 from laneway.workers import metrics
@@ -29,7 +30,6 @@ from laneway.workers.ledger import Seats
 from laneway.workers.prefixes import KnownPrefixes
 from laneway.workers.prewarm import Entry
 from laneway.workers.sequences import SequenceOwner, Sequences
-from laneway.workers.tpots import LIVE_TOKENS_MIN, Tpot, Tpots
 
 RECENT_S = 5.0  # priority counts as near for so long after it was here
 WHOLE_AFTER_S = 30.0  # a prompt that no slice can carry goes whole then, as on a bulk pool: others wait behind it

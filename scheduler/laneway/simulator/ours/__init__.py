@@ -1,0 +1,1 @@
+"""Laneway's own discipline: the functions of laneway.policy as doors, scheduler and workers apply them; no NATS."""
