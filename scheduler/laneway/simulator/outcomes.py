@@ -32,6 +32,7 @@ class Outcomes:
 
     end: NDArray[np.int8]  # End
     asked_s: Floats  # when it first asked: its arrival; of a later turn what came of the turn before
+    accepted_s: Floats  # when it asked for the last time: then it was taken, unless it ended REFUSED
     first_s: Floats  # first token; nan: none
     end_s: Floats  # nan: OPEN
     tokens: Ints  # that its caller got
@@ -49,7 +50,16 @@ class Outcomes:
             return np.full(size, np.nan)
 
         return cls(
-            np.zeros(size, dtype=np.int8), unknown(), unknown(), unknown(), ints(), ints(), ints(), ints(), ints() - 1
+            np.zeros(size, dtype=np.int8),
+            unknown(),
+            unknown(),
+            unknown(),
+            unknown(),
+            ints(),
+            ints(),
+            ints(),
+            ints(),
+            ints() - 1,
         )
 
     @property

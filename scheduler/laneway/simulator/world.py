@@ -49,9 +49,9 @@ class Ticket:
     """One request on its way: what a discipline may know of it, what it has got, and where it is."""
 
     __slots__ = (
-        "asked_s", "blocks", "due_s", "first_s", "index", "lane", "made", "max_tokens", "mind", "output_tokens",
-        "prompt_tokens", "recomputed", "retries", "session", "starts", "tenant", "tpot_s", "ttft_s", "warming", "where",
-        "work",
+        "asked_s", "blocks", "came_s", "due_s", "first_s", "index", "lane", "made", "max_tokens", "mind",
+        "output_tokens", "prompt_tokens", "recomputed", "retries", "session", "starts", "tenant", "tpot_s",
+        "ttft_s", "warming", "where", "work",
     )  # fmt: skip
 
     def __init__(
@@ -59,7 +59,8 @@ class Ticket:
         max_tokens: int, ttft_s: float, tpot_s: float, deadline_s: float, session: int, blocks: Sequence[int] | None,
     ) -> None:  # fmt: skip
         self.index = index
-        self.asked_s = asked_s
+        self.asked_s = asked_s  # for the first time
+        self.came_s = asked_s  # this time: what it is promised counts from here
         self.lane = lane  # index into LANES
         self.tenant = tenant
         self.prompt_tokens = prompt_tokens
@@ -226,7 +227,13 @@ class World:
             return
         ticket.retries += 1
         self.outcomes.retries[index] = ticket.retries
-        self.call_at(at_s, lambda: self._discipline.arrive(ticket))
+        self.call_at(at_s, lambda: self._again(ticket))
+
+    def _again(self, ticket: Ticket) -> None:
+        ticket.due_s += self.now_s - ticket.came_s
+        ticket.came_s = self.now_s
+        self.outcomes.accepted_s[ticket.index] = self.now_s
+        self._discipline.arrive(ticket)
 
     def drop(self, ticket: Ticket) -> None:
         """It is of no use any more: its deadline is over."""
@@ -326,7 +333,7 @@ class World:
     def _arrive(self, ticket: Ticket) -> None:
         index = ticket.index
         self._open += 1
-        self.outcomes.asked_s[index] = ticket.asked_s
+        self.outcomes.asked_s[index] = self.outcomes.accepted_s[index] = ticket.asked_s
         patience_s = float(self.trace.patience_s[index])
         if patience_s < math.inf:
             self.call_at(ticket.asked_s + patience_s, lambda: self._impatient(ticket))
@@ -407,7 +414,7 @@ class World:
         ticket = next(_tickets(self.trace, index, index + 1))
         asked_s = at_s + float(self.trace.think_s[index])
         ticket.due_s += asked_s - ticket.asked_s
-        ticket.asked_s = asked_s
+        ticket.asked_s = ticket.came_s = asked_s
         self._open += 1
 
         def arrive() -> None:

@@ -46,6 +46,9 @@ class Budget:
         self._theta_s = 0.0
         self._near_s = -math.inf
         self._near = (math.inf, math.inf)  # tightest TPOT and TTFT of the priority jobs that are here, or were last
+        self._contracts: dict[tuple[float, float], int] = {}  # (TPOT, TTFT) of priority: how many
+        self._lower_prefilling: dict[Entry, None] = {}  # without their first token
+        self._in_flight = {True: 0, False: 0}  # prompt tokens, of priority and of the others
         self._steps = 0
         self._prefilled = 0
         self._lower_computed = 0
@@ -60,6 +63,16 @@ class Budget:
         if entry.lane is Lane.PRIORITY:
             self.priority += 1
             self.arrivals.arrived(now_s)
+            contract = entry.ticket.tpot_s, entry.ticket.ttft_s
+            self._contracts[contract] = self._contracts.get(contract, 0) + 1
+        else:
+            self._lower_prefilling[entry] = None
+        self.changed()
+
+    def sent(self, entry: Entry, tokens: int) -> None:
+        """So many of its prompt tokens are on their way."""
+        entry.in_flight = tokens
+        self._in_flight[entry.lane is Lane.PRIORITY] += tokens
         self.changed()
 
     def gave_first(self, entry: Entry, now_s: float) -> None:
@@ -68,12 +81,14 @@ class Budget:
         if entry.lane is Lane.PRIORITY:
             self.priority_decoding += 1
             self._priority_base += entry.prompt + 1 - entry.first_step
+        self._lower_prefilling.pop(entry, None)
         self.computed(entry)
 
     def computed(self, entry: Entry) -> None:
         """What it had in flight is computed."""
         if entry.lane is not Lane.PRIORITY:
             self._lower_computed += entry.in_flight
+        self._in_flight[entry.lane is Lane.PRIORITY] -= entry.in_flight
         entry.done += entry.in_flight
         entry.in_flight = 0
         self.changed()
@@ -83,8 +98,14 @@ class Budget:
         entry.left = True
         self.entries.pop(entry, None)
         self.unsent.pop(entry, None)
+        self._lower_prefilling.pop(entry, None)
+        self._in_flight[entry.lane is Lane.PRIORITY] -= entry.in_flight
         if entry.lane is Lane.PRIORITY:
             self.priority -= 1
+            contract = entry.ticket.tpot_s, entry.ticket.ttft_s
+            self._contracts[contract] -= 1
+            if not self._contracts[contract]:
+                del self._contracts[contract]
             made = self.made(entry)
             self.arrivals.left(entry.prompt + made, now_s - entry.entered_s)
             if made > 1:
@@ -119,7 +140,7 @@ class Budget:
             return entry.left_tokens
         sharing = sum(1 for each in self.unsent if each.slices and each is not entry)
         pace = policy.long_prompt(
-            entry.left_tokens, entry.ticket.asked_s + _finite(entry.ticket.ttft_s) - now_s, sharing + 1,
+            entry.left_tokens, entry.ticket.came_s + _finite(entry.ticket.ttft_s) - now_s, sharing + 1,
             self._decoders(entry, now_s), load, self._params.interference, self.theta,
         )  # fmt: skip
         if not pace.tokens_per_s:
@@ -172,9 +193,7 @@ class Budget:
 
     def _prefilling(self) -> int:
         chunk = self._times.chunk_tokens
-        lower = [
-            entry for entry in self.entries if entry.lane is not Lane.PRIORITY and math.isnan(entry.first_s)
-        ]  # fmt: skip
+        lower = self._lower_prefilling
         return len(lower) - sum(1 for entry in lower if entry.slices and entry.last_tokens < chunk)
 
     def kept(self, now_s: float) -> rooms.Kept:
@@ -231,15 +250,7 @@ class Budget:
         engine = self._worker.engine
         if self.priority:
             self._near_s = now_s
-            tickets = [entry.ticket for entry in self.entries if entry.lane is Lane.PRIORITY]
-            self._near = min(t.tpot_s for t in tickets), min(t.ttft_s for t in tickets)
-        lower = priority = 0
-        for entry in self.entries:
-            if entry.in_flight:
-                if entry.lane is Lane.PRIORITY:
-                    priority += entry.in_flight
-                else:
-                    lower += entry.in_flight
+            self._near = min(tpot_s for tpot_s, _ in self._contracts), min(ttft_s for _, ttft_s in self._contracts)
         return Load(
             self._times,
             _finite(self._near[0]),
@@ -253,8 +264,8 @@ class Budget:
             recent=now_s - self._near_s <= RECENT_S,
             strict=self._params.strict,
             phi_priority=self.phi_priority,
-            lower_prompt_tokens=lower,
-            priority_prompt_tokens=priority,
+            lower_prompt_tokens=self._in_flight[False],
+            priority_prompt_tokens=self._in_flight[True],
         )
 
     def refill(self, now_s: float) -> None:

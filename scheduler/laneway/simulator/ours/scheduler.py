@@ -93,10 +93,10 @@ class Scheduler:
             return
         said, ttft, completion = verdict.estimate, None, None
         if verdict.ttft_bound_s is not None and said.ttft_s > 0.0 and ticket.starts == 1:
-            ttft = Span(said.ttft_s, said.ttft_bound_s, verdict.ttft_bound_s, first_s - ticket.asked_s)
+            ttft = Span(said.ttft_s, said.ttft_bound_s, verdict.ttft_bound_s, first_s - ticket.came_s)
         if verdict.completion_bound_s is not None and said.completion_s > 0.0:
             bound_s = verdict.completion_bound_s
-            completion = Span(said.completion_s, said.completion_bound_s, bound_s, end_s - ticket.asked_s)
+            completion = Span(said.completion_s, said.completion_bound_s, bound_s, end_s - ticket.came_s)
         self._calibrator.add(Outcome(self.pool.name, LANES[ticket.lane], ttft, completion))
 
     def overdue(self, now_s: float) -> list[Ticket]:

@@ -113,7 +113,7 @@ class Station:
     def take(self, ticket: Ticket) -> None:
         """A priority job that an open pull brought."""
         now_s = self._world.now_s
-        self._waits.heard(now_s - ticket.asked_s, min(ticket.ttft_s, 1e6), now_s)
+        self._waits.heard(now_s - ticket.came_s, min(ticket.ttft_s, 1e6), now_s)
         self._launch(ticket, Lane.PRIORITY, self._views(now_s))
 
     def first(self, ticket: Ticket) -> None:
@@ -168,7 +168,7 @@ class Station:
         tokens = self.budget.grant(entry, self._world.now_s)
         if not tokens:
             return
-        entry.in_flight = tokens
+        self.budget.sent(entry, tokens)
         upto = entry.done + tokens
         if upto >= entry.prompt:
             entry.submitted = True
@@ -178,7 +178,6 @@ class Station:
         else:
             entry.slices += 1
             self._world.warm(entry.ticket, self.worker, upto, entry.done)
-        self.budget.changed()
 
     def _wake_in(self, in_s: float) -> None:
         now_s = self._world.now_s
@@ -243,7 +242,7 @@ class Station:
                 break
             moved = True
             if lane is Lane.PRIORITY:
-                self._waits.heard(now_s - ticket.asked_s, min(ticket.ttft_s, 1e6), now_s)
+                self._waits.heard(now_s - ticket.came_s, min(ticket.ttft_s, 1e6), now_s)
             if self._has_room(lane, ticket, views, now_s):
                 self._launch(ticket, lane, views)
             elif lane not in self._staged:
@@ -314,7 +313,7 @@ class Station:
     def _overloaded(self, now_s: float) -> bool:
         staged = self._staged.get(Lane.PRIORITY)
         head = staged if staged is not None else self._lanes.head(Lane.PRIORITY)
-        waiting_s = now_s - head.asked_s if head is not None else 0.0
+        waiting_s = now_s - head.came_s if head is not None else 0.0
         return overloaded(
             self._waits, waiting_s=waiting_s, tpot_p95_s=self.budget.tpot_p95_s(now_s), now_s=now_s,
             params=self._params.overload,
