@@ -90,6 +90,8 @@ class Budget:
             self._lower_computed += entry.in_flight
         self._in_flight[entry.lane is Lane.PRIORITY] -= entry.in_flight
         entry.done += entry.in_flight
+        if not entry.submitted:
+            entry.sliced = entry.done
         entry.in_flight = 0
         self.changed()
 

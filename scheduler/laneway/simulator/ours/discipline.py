@@ -9,8 +9,9 @@ from laneway.core.catalogue import Pool
 from laneway.core.fleet import StepTimes
 from laneway.core.lanes import LANES, PARKING_LANES, Lane
 from laneway.policy.admit import Placement
+from laneway.policy.affinity import choose_home
 from laneway.simulator.ours.door import Door, retry_after_s
-from laneway.simulator.ours.jobs import Job, Lanes
+from laneway.simulator.ours.jobs import ANY, Job, Lanes
 from laneway.simulator.ours.params import OurParams
 from laneway.simulator.ours.scheduler import Scheduler
 from laneway.simulator.ours.station import Station
@@ -29,6 +30,8 @@ class Laneway:
         self._lanes = Lanes()
         self._open: dict[Worker, None] = {}  # in the turn in which their open pulls are answered
         self._ringing = False
+        self._stations: dict[str, Station] = {}  # by home
+        self._last_home: dict[str, str] = {}  # of each key
 
     # --- the world's calls -------------------------------------------------------------------------------
 
@@ -55,6 +58,8 @@ class Laneway:
             return
         job: Job = ticket.mind
         job.decision, job.latest_start_s = decision, decision.latest_start_s
+        if self._params.affinity:
+            self._choose_home(ticket)
         if decision.placement is Placement.PARKED:
             self._scheduler.park(ticket, now_s)
         else:
@@ -85,6 +90,7 @@ class Laneway:
         self._over(ticket)
 
     def lost(self, tickets: Sequence[Ticket], worker: Worker) -> None:
+        self._gone(worker)
         station: Station = worker.mind
         held = [entry.ticket for entry in station.budget.entries]
         for ticket in (*dict.fromkeys((*tickets, *held)), *station.emptied()):
@@ -108,7 +114,7 @@ class Laneway:
         assert plan is not None
         self._door.plan_arrived(plan, now_s)
         for ticket in released:
-            self._lanes.put(ticket)
+            self._lanes.put(ticket, now_s)
         if self._params.autoscale:
             self._scale()
         for ticket in self._scheduler.overdue(now_s):
@@ -133,14 +139,22 @@ class Laneway:
 
     def _ready(self, ticket: Ticket) -> None:
         """Its message is in its lane."""
-        if ticket.lane == 0 and not self._lanes.waits(Lane.PRIORITY):
+        home = ticket.mind.home
+        if home != ANY:
+            station = self._stations.get(home)
+            if station is not None and ticket.lane == 0 and station.takes_priority(ticket):
+                station.take(ticket)
+                return
+        elif ticket.lane == 0 and not self._lanes.waits(Lane.PRIORITY):
             for worker in list(self._open):
                 if worker.mind.takes_priority(ticket):
                     del self._open[worker]
                     self._open[worker] = None
                     worker.mind.take(ticket)
                     return
-        self._lanes.put(ticket)
+        self._lanes.put(ticket, self._world.now_s)
+        if home != ANY and home in self._stations:
+            self._stations[home].look()
         if ticket.lane == 0:
             if not self._ringing:
                 self._ringing = True
@@ -190,10 +204,41 @@ class Laneway:
     # --- workers -----------------------------------------------------------------------------------------
 
     def _equip(self, worker: Worker) -> None:
-        worker.mind = Station(
+        station = worker.mind = Station(
             self._world, worker, self._lanes, self._times, self._params, self._door.predicted, self._again
         )
         self._open[worker] = None
+        if self._params.affinity:
+            station.home = self._free_home()
+            self._stations[station.home] = station
+            self._lanes.served[station.home] = worker.number
+
+    def _free_home(self) -> str:
+        """The lowest home slot that nobody serves: a worker that takes the place of another meets its jobs."""
+        return next(home for n in range(len(self._stations) + 1) if (home := f"h{n}") not in self._stations)
+
+    def _gone(self, worker: Worker) -> None:
+        self._open.pop(worker, None)
+        home = worker.mind.home
+        if home != ANY:
+            self._stations.pop(home, None)
+            self._lanes.served.pop(home, None)
+
+    def _choose_home(self, ticket: Ticket) -> None:
+        job: Job = ticket.mind
+        if ticket.session >= 0:
+            job.key = f"session {ticket.session}"
+        elif ticket.blocks:
+            job.key = f"prefix {ticket.blocks[0]}"
+        if not job.key or len(self._stations) < 2:
+            return
+        loads = {
+            home: float(len(station.budget.entries) + self._lanes.at_home(home))
+            for home, station in self._stations.items()
+        }
+        job.home = choose_home(job.key, loads, self._last_home.get(job.key, ""))
+        if job.home:
+            self._last_home[job.key] = job.home
 
     def _where(self, job: Job) -> Station:
         for worker in self._world.workers:
@@ -214,6 +259,6 @@ class Laneway:
                 idle = next((w for w in reversed(world.workers) if not w.mind.budget.entries and not w.tickets), None)
                 if idle is None:
                     return
-                self._open.pop(idle, None)
+                self._gone(idle)
                 world.remove_worker(idle)
             there -= 1

@@ -13,7 +13,7 @@ class Entry:
 
     __slots__ = (
         "done", "entered_s", "first_s", "first_step", "in_flight", "kept", "lane", "left", "next_slice_s",
-        "preemptions", "prompt", "reserved", "slices", "submitted", "ticket",
+        "preemptions", "prompt", "reserved", "sliced", "slices", "submitted", "ticket",
     )  # fmt: skip
 
     def __init__(self, ticket: Ticket, reserved: int, now_s: float, *, kept: bool, preemptions: int) -> None:
@@ -27,6 +27,7 @@ class Entry:
         self.done = 0  # prompt tokens computed by slices
         self.in_flight = 0
         self.slices = 0
+        self.sliced = 0  # prompt tokens that its slices computed
         self.next_slice_s = -math.inf
         self.submitted = False
         self.first_s = math.nan

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from laneway.core.lanes import LANES, Lane
 from laneway.policy.admit import AdmitParams
 from laneway.policy.desired import DesiredParams
 from laneway.policy.headroom import HeadroomParams
@@ -13,6 +15,7 @@ from laneway.policy.overload import OverloadParams
 from laneway.policy.preempt import PreemptParams
 from laneway.policy.pull import PullParams
 from laneway.policy.release import ReleaseParams
+from laneway.policy.stealing import StealParams
 from laneway.runtime import params as made
 from laneway.runtime.settings import AdmissionSettings, PolicySettings
 
@@ -30,6 +33,9 @@ class OurParams:
     overload: OverloadParams = field(default_factory=OverloadParams)
     kv: KvParams = field(default_factory=KvParams)
     desired: DesiredParams = field(default_factory=DesiredParams)
+    steal: StealParams = field(default_factory=StealParams)
+    ttft_default_s: Mapping[Lane, float] = field(default_factory=dict)  # where a contract does not say, by lane
+    affinity: bool = True  # jobs of a session, or with a long beginning in common, meet one worker's caches
     strict: bool = False  # every priority contract asks for isolation `strict`
     refuse: bool = True  # off: doors accept everything
     autoscale: bool = False
@@ -47,5 +53,7 @@ class OurParams:
             overload=made.overload_params(policy),
             kv=made.kv_params(policy),
             desired=made.desired_params(policy),
+            steal=made.steal_params(policy),
+            ttft_default_s={lane: policy.lane(lane).ttft_target_s for lane in LANES},
             strict=policy.isolation == "strict",
         )

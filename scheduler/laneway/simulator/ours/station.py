@@ -22,9 +22,10 @@ from laneway.policy.pull import (
     short_of_room,
     started,
 )
+from laneway.policy.stealing import PrefixSaved, StealReason, Turn, patience_s
 from laneway.simulator.ours.budget import Budget
 from laneway.simulator.ours.entry import Entry
-from laneway.simulator.ours.jobs import Job, Lanes
+from laneway.simulator.ours.jobs import ANY, Job, Lanes
 from laneway.simulator.ours.params import OurParams
 from laneway.simulator.world import Ticket, Worker, World
 
@@ -45,6 +46,7 @@ class Station:
         """`predicted`: tokens of an answer; `yielded`: takes a ticket that made room for another."""
         self.worker = worker
         self.hungry = True  # may have room for what becomes ready
+        self.home = ANY  # the home slot that it serves; ANY: none
         self.done = 0
         self.service_s = 0.0  # mean time from start to end
         self._world = world
@@ -61,6 +63,8 @@ class Station:
         self._relieved = False  # somebody yielded to the staged priority job
         self._turns = Turns()
         self._waits = Waits()
+        self._saved = PrefixSaved()
+        self._next: dict[Lane, Turn | None] = dict.fromkeys(LANES)
         self._largest = self._block  # KV tokens of the largest job so far
         self._reserved = 0  # KV blocks of what runs, where they are set aside
         self._looking = False
@@ -119,6 +123,8 @@ class Station:
     def first(self, ticket: Ticket) -> None:
         entry = ticket.mind.entry
         self.budget.gave_first(entry, self._world.now_s)
+        if self.home != ANY and ticket.mind.home == self.home and ticket.work is not None:
+            self._saved.heard(max(0, ticket.work.cached_tokens - entry.sliced))
 
     def sliced(self, ticket: Ticket) -> None:
         self.budget.computed(ticket.mind.entry)
@@ -228,6 +234,12 @@ class Station:
                 return
 
     def _rest(self, views: list[LaneView], room: Room, now_s: float) -> None:
+        if room.slots > 0:
+            for lane in LANES:
+                if self._lanes.waits(lane) and self._next[lane] is None:
+                    in_s = self._lanes.look_in_s(lane, self.home, now_s, self._patience_s(lane))
+                    if in_s is not None:
+                        self._wake_in(in_s)
         if lower_waits(views) and room.lower_places <= 0 and room.slots > 0:
             in_s = self.budget.look_in_s(now_s)
             if in_s is not None:
@@ -236,8 +248,11 @@ class Station:
     def _pull(self, lane: Lane, batch: int, views: list[LaneView], now_s: float) -> bool:
         """False when nothing came of it."""
         moved = False
-        for _ in range(batch):
-            ticket = self._lanes.pop(lane, now_s)
+        turn = self._next[lane]
+        if turn is None:
+            return False
+        for _ in range(1 if turn.reason is StealReason.WAITED else batch):
+            ticket = self._lanes.pop(lane, turn.home, now_s)
             if ticket is None:
                 break
             moved = True
@@ -248,9 +263,17 @@ class Station:
             elif lane not in self._staged:
                 self._staged[lane] = ticket
             else:
-                self._lanes.give_back(ticket)
+                self._lanes.give_back(ticket, now_s)
                 break
+            if turn.reason is not None:
+                self._world.count("steals")
         return moved
+
+    def _patience_s(self, lane: Lane) -> float:
+        """How long a job of another's home is left to it."""
+        head = self._lanes.head(lane)
+        target_s = min(head.ttft_s, self._params.ttft_default_s[lane]) if head is not None else 1.0
+        return patience_s(self._saved.tokens, self._speeds.prefill, target_s, self._params.steal)
 
     def _has_room(self, lane: Lane, ticket: Ticket, views: list[LaneView], now_s: float) -> bool:
         need = self.need(ticket)
@@ -283,8 +306,11 @@ class Station:
         views = []
         for lane in LANES:
             staged = self._staged.get(lane)
-            waiting = staged is None and self._lanes.waits(lane)
-            due = False
+            turn = None
+            if staged is None and self._lanes.waits(lane):
+                turn = self._lanes.turn(lane, self.home, now_s, self._patience_s(lane))
+            self._next[lane] = turn
+            waiting, due = turn is not None, False
             if lane is not Lane.PRIORITY:
                 head = staged if staged is not None else self._lanes.head(lane)
                 due = head is not None and head.mind.latest_start_s <= now_s
@@ -336,7 +362,7 @@ class Station:
         )
         if victim is None:
             del self._staged[Lane.PRIORITY]
-            self._lanes.give_back(staged)
+            self._lanes.give_back(staged, now_s)
             return False
         self._relieved = True
         self.preempt(entries[victim.job_id])
