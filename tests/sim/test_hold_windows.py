@@ -13,9 +13,9 @@ from laneway.core.lanes import Lane
 from laneway.core.subjects import ParkSubject
 from laneway.policy.fairness import Ledger
 from laneway.policy.forecast import PoolForecast
+from laneway.policy.holds import Holds
 from laneway.policy.parked import ParkIndex
 from laneway.policy.release import ReleaseParams, ReleaseReason, choose, room_of
-from laneway.scheduler.holds import Holds
 
 DAY_S = 86_400.0
 STEP_S = 60.0

@@ -21,6 +21,7 @@ from laneway.core.subjects import ParkSubject
 from laneway.policy.fairness import Ledger, nominal_tokens_per_ms
 from laneway.policy.forecast import PoolForecast
 from laneway.policy.holding import NO_HOLD
+from laneway.policy.holds import Holds
 from laneway.policy.release import (
     FIRE_GUARD_S,
     HoldReason,
@@ -36,7 +37,6 @@ from laneway.runtime import metrics
 from laneway.runtime.bus import BusError, OutOfStorage
 from laneway.runtime.lanes import LaneStore, ReleaseOutcome
 from laneway.scheduler.decisions import DecisionLog, Step
-from laneway.scheduler.holds import Holds
 from laneway.scheduler.parking import Parking
 
 CONCURRENT_MAX = 32

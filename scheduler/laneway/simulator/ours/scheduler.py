@@ -17,6 +17,7 @@ from laneway.policy.demand import demand_curve
 from laneway.policy.desired import NEAR_JOBS, Scaling
 from laneway.policy.fairness import Ledger, nominal_tokens_per_ms
 from laneway.policy.forecast import Outlook, PoolForecast
+from laneway.policy.holds import Holds
 from laneway.policy.parked import ParkIndex
 from laneway.policy.plan import Depth, Parked, Snapshot, make_plan
 from laneway.policy.release import Release, choose, room_of
@@ -45,6 +46,7 @@ class Scheduler:
         self._ledger = Ledger(params.release.fair)
         self._scaling = Scaling(pool.workers)
         self._calibrator = Calibrator()
+        self._holds = Holds({pool.name: self.forecast})
         self._outlook = Outlook()
         self._outlook_s = self._demand_s = self._swept_s = -math.inf
         self._demand: dict[tuple[str, Lane], tuple[Demand, ...]] = {}
@@ -79,6 +81,7 @@ class Scheduler:
         out = []
         for release in released:
             self._ledger.charge(release.park, release.charge)
+            self._holds.released(release.park)
             self._index.discard(release.park.job)
             out.append(self.parked.pop(release.park.job))
         return out
@@ -125,7 +128,9 @@ class Scheduler:
         self._ledger.nominal(pool.pool, nominal_tokens_per_ms(pool, self._params.release.fair))
         tokens = self._ledger.means(pool.pool).computed_tokens
         room = room_of(pool, self._params.release, leases=leases, prompt_tokens=tokens)
-        return choose(self._index, room, self._ledger, now_s=now_s, params=self._params.release)
+        params = self._params.release
+        hold = self._holds.look(pool, self._index, now_s, params.hold)
+        return choose(self._index, room, self._ledger, now_s=now_s, params=params, hold=hold)
 
     def _planned(self, leases: Sequence[WorkerLease], stations: Sequence[Station], now_s: float) -> Plan:
         name = self.pool.name
