@@ -36,8 +36,10 @@ def traffic(
     for at_s in arrivals(priority_per_s):
         prompt, output = 1 + random.lognormal(6.5, 0.8), 1 + random.lognormal(4.5, 0.7)
         rows.append((at_s, PRIORITY, int(min(prompt, 8000)), int(min(output, 800)), 0.5, 0.03, 60.0))
-    for at_s in arrivals(deferrable_per_s):
-        rows.append((at_s, DEFERRABLE, 1500, int(1 + random.integers(300)), math.inf, math.inf, 120.0))
+    rows += [
+        (at_s, DEFERRABLE, 1500, int(1 + random.integers(300)), math.inf, math.inf, 120.0)
+        for at_s in arrivals(deferrable_per_s)
+    ]
     rows += [(1.0, BATCH, 2000, 64, math.inf, math.inf, 3600.0)] * batch
     return trace_of(rows)
 
@@ -164,5 +166,3 @@ def test_a_trace_that_cannot_be_played_names_the_column():
         trace_with(trace, arrival_s=trace.arrival_s[::-1].copy())
     with pytest.raises(ValueError, match="max_tokens"):
         trace_with(trace, max_tokens=trace.output_tokens - 1)
-
-
