@@ -1,6 +1,9 @@
 """Keeps the plan of each pool's hold windows, made anew each minute, and how much was released since.
 
 In the scheduler's memory alone: with every scheduler dead, jobs fire at their fire times as if nothing had been held.
+
+Units: Unix seconds, device-seconds. Cost: a plan is O(points of the demand curve + slots) each minute, a look O(slots).
+Source: policy.holding, policy.md (c). Known failure mode: within its minute a plan knows nothing of work parked since.
 """
 
 from __future__ import annotations

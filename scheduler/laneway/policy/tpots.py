@@ -1,4 +1,8 @@
-"""What the tokens of priority work took lately, for the outer loop of the budget and for the lease."""
+"""What the tokens of priority work took lately, for the outer loop of the budget and for the lease.
+
+Units: monotonic seconds, seconds a token. Cost: O(samples kept) a look. Source: policy.md (b5), its outer loop. Known
+failure mode: where few priority jobs ended, one slow one is the 95th percentile.
+"""
 
 from __future__ import annotations
 
