@@ -22,7 +22,7 @@ from laneway.core.fleet import EtaFit, LanePlan, Plan, PoolPlan, WorkerLease, Wo
 from laneway.core.job import Contract, GenerateTask, Sampling
 from laneway.core.lanes import LANES, PARKING_LANES, Lane, VerdictKind
 from laneway.policy import eta as etas
-from laneway.policy.admit import AdmitParams, Ask, Candidate, Decision, Placement, Situation, admit
+from laneway.policy.admit import AdmitParams, Ask, Candidate, Decision, Placement, Situation, admit, brought
 from laneway.policy.calibration import BOUND_PRIOR
 from laneway.policy.contract import bounded_by_call, output_room, within_reach
 from laneway.policy.eta import Load, PoolView, pool_view
@@ -544,3 +544,16 @@ def test_deadlines_never_grow(view, lane, due_s, delay_s):
     assert decision.device_s >= 0.0
     if decision.refusal is None:
         assert decision.fire_at_s <= max(NOW, not_before, promised.deadline_s)
+
+
+def test_priority_is_not_kept_out_by_the_prompts_of_lower_lanes_that_came_before_it():
+    """A flood of batch prompts that an idle pool takes at once: its budget lets them in one by one, behind priority."""
+    view = PoolView(IDLE)
+    batch = decide(contract(Lane.BATCH, due_s=3600.0), view, candidates=(candidate(prompt=3000),))
+    chat = decide(contract(), view, candidates=(candidate(prompt=3000),))
+    assert (batch.placement, chat.placement) == (Placement.READY, Placement.READY)
+    assert (brought(batch).jobs, brought(batch).prompt_tokens) == (1, 0)
+    assert (brought(chat).jobs, brought(chat).prompt_tokens, brought(chat).device_s) == (1, 3000, 0.0)
+    behind = Load(jobs=4, prompt_tokens=4 * brought(batch).prompt_tokens)
+    assert decide(contract(), replace(view, since=behind)).refusal is None
+    assert decide(contract(), replace(view, since=Load(jobs=4, prompt_tokens=4 * 3000))).refusal is LaneSaturated

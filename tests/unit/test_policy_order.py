@@ -60,6 +60,7 @@ from laneway.policy import (
     tenants,
 )
 from laneway.policy.admit import AdmitParams, Ask, Candidate, Situation, admit
+from laneway.policy.tpots import Tpot, Tpots
 
 NOW_S = 1_000_000.0
 A_COLLECTION = re.compile(
@@ -583,3 +584,10 @@ def test_headers_say_the_same_in_any_order(both: tuple[dict[str, str], dict[str,
     one, other = both
     assert rate_headers.retry_after_s(one, NOW_S) == rate_headers.retry_after_s(other, NOW_S)
     assert rate_headers.told_of(one, NOW_S) == rate_headers.told_of(other, NOW_S)
+
+
+@covers("tpots.Tpots.ratio_p95")
+@given(runs=some(st.builds(Tpot, st.just(1.0), st.floats(0.001, 1.0), st.floats(0.001, 1.0))))
+def test_what_tokens_took_is_asked_of_runs_in_any_order(runs: tuple[list[Tpot], list[Tpot]]):
+    one, other = runs
+    assert Tpots().ratio_p95(2.0, 10.0, one) == Tpots().ratio_p95(2.0, 10.0, other)

@@ -50,7 +50,17 @@ from laneway.policy.eta import Load, PoolView, Rates
 from laneway.policy.feasible import Judged, audited, because_of, facts_of, judge, latest_start_of
 from laneway.policy.fire import fire_at_s
 
-__all__ = ["AdmitParams", "Ask", "Candidate", "Decision", "Placement", "Situation", "admit", "full_lane_retry_s"]
+__all__ = [
+    "AdmitParams",
+    "Ask",
+    "Candidate",
+    "Decision",
+    "Placement",
+    "Situation",
+    "admit",
+    "brought",
+    "full_lane_retry_s",
+]
 
 TIERS_TOLD_MAX = 4  # other tiers that a verdict names
 
@@ -139,6 +149,19 @@ def _with_tiers(decision: Decision, others: Sequence[Decision]) -> Decision:
         return decision
     tried = " ".join(f"{each.verdict.tier}:{each.verdict.reason}" for each in others[:TIERS_TOLD_MAX])
     return replace(decision, verdict=replace(decision.verdict, facts=(*decision.verdict.facts, ("other_tiers", tried))))
+
+
+def brought(decision: Decision) -> Load:
+    """What an accepted request brings to its pool that no plan shows yet: a place taken where it is ready, its work
+    where its lane parks. Its prompt counts in the priority lane alone: those of lower lanes keep no priority prompt
+    waiting but for the chunk that is under way (policy.interference), however many were sent at once. O(1)."""
+    ready = decision.placement is Placement.READY
+    priority = decision.contract.lane is Lane.PRIORITY
+    return Load(
+        jobs=1 if ready else 0,
+        prompt_tokens=decision.candidate.prompt_tokens if ready and priority else 0,
+        device_s=0.0 if priority else decision.device_s,
+    )
 
 
 def full_lane_retry_s(decision: Decision, situation: Situation, params: AdmitParams) -> float:

@@ -21,7 +21,7 @@ from laneway.core.errors import LaneSaturated
 from laneway.core.fleet import Plan, PoolPlan
 from laneway.core.job import Contract
 from laneway.core.lanes import Lane
-from laneway.policy.admit import AdmitParams, Ask, Decision, Placement, Situation, admit, full_lane_retry_s
+from laneway.policy.admit import AdmitParams, Ask, Decision, Situation, admit, brought, full_lane_retry_s
 from laneway.policy.eta import Load, PoolView, pool_view, rates
 from laneway.runtime import metrics
 from laneway.runtime.draining import Draining
@@ -151,13 +151,7 @@ class Judge:
         if decision.refusal is LaneSaturated and decision.contract.lane is Lane.PRIORITY:
             self._refusing.update(pools)
         elif decision.refusal is None:
-            ready = decision.placement is Placement.READY
             # A promised place says nothing of room for those who come without one.
             if decision.contract.lane is Lane.PRIORITY and not decision.redeemed:
                 self._refusing.discard(candidate.pool.name)
-            load = Load(
-                jobs=1 if ready else 0,
-                prompt_tokens=candidate.prompt_tokens if ready else 0,
-                device_s=decision.device_s if decision.contract.lane.may_park else 0.0,
-            )
-            self._ledger.add(candidate.pool.name, job_id, load, prefill_tokens_per_s, due_in_s)
+            self._ledger.add(candidate.pool.name, job_id, brought(decision), prefill_tokens_per_s, due_in_s)

@@ -12,7 +12,7 @@ from laneway.core.fleet import Plan, PoolPlan
 from laneway.core.job import Contract
 from laneway.core.lanes import LANES, Lane
 from laneway.policy import eta as etas
-from laneway.policy.admit import Ask, Candidate, Decision, Placement, Situation, admit
+from laneway.policy.admit import Ask, Candidate, Decision, Placement, Situation, admit, brought
 from laneway.policy.eta import Load, PoolView, pool_view, rates
 from laneway.policy.inflow import Inflow
 from laneway.policy.lengths import LengthBook
@@ -133,11 +133,10 @@ class Door:
             return
         if lane is Lane.PRIORITY and not decision.redeemed:
             self._refusing.discard(self._pool.name)
-        ready = decision.placement is Placement.READY
-        load = Load(1 if ready else 0, 0, decision.device_s if lane.may_park else 0.0)
-        self._total += load
-        if ready:
-            self._prompts = self._waiting_prompts(now_s) + candidate.prompt_tokens, now_s
+        load = brought(decision)
+        self._total += Load(load.jobs, 0, load.device_s)
+        if load.prompt_tokens:
+            self._prompts = self._waiting_prompts(now_s) + load.prompt_tokens, now_s
 
     def _load(self, candidate: Candidate, lane: Lane, service_s: float) -> Load:
         device_s = etas.device_s(self._pool, service_s) if lane.may_park else 0.0
