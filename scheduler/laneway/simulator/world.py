@@ -29,7 +29,7 @@ from laneway.simulator.trace import NO_SESSION, Trace
 from laneway.simulator.usage import Meter
 
 ROWS_AT_ONCE = 65_536  # of a trace that are turned into Python values together
-WAIT_MAX_S = 3600.0  # a run goes on for so long after the last arrival
+AFTER_S = 3600.0  # a run goes on for so long after the last arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ class World:
     # --- the run ---------------------------------------------------------------------------------------
 
     def run(self) -> Run:
-        """Until every request has ended, or `WAIT_MAX_S` after the last arrival."""
+        """Until every request has ended, or `AFTER_S` after the last arrival."""
         for _ in range(self.fleet.workers):
             self.add_worker(at_once=True)
         self._discipline.begin(self)
@@ -286,7 +286,7 @@ class World:
         arrivals = self._arrivals()
         ticket = next(arrivals, None)
         tick_s = self.fleet.tick_s
-        end_s = self.trace.span_s + WAIT_MAX_S
+        end_s = self.trace.span_s + AFTER_S
         while (ticket is not None or self._open) and self.now_s <= end_s:
             next_s = self._heap[0][0] if self._heap else math.inf
             if ticket is not None and ticket.asked_s <= next_s and ticket.asked_s <= tick_s:
