@@ -28,7 +28,7 @@ from laneway.simulator.outcomes import End, Outcomes, Run
 from laneway.simulator.trace import NO_SESSION, Trace
 from laneway.simulator.usage import Meter
 
-ROWS_AT_ONCE = 65_536  # of a trace that are turned into Python values together
+CHUNK_ROWS = 65_536  # of a trace that are turned into Python values together
 AFTER_S = 3600.0  # a run goes on for so long after the last arrival
 
 
@@ -325,8 +325,8 @@ class World:
 
     def _arrivals(self) -> Iterator[Ticket]:
         trace, turns = self.trace, self._turns
-        for begin in range(0, len(trace), ROWS_AT_ONCE):
-            for ticket in _tickets(trace, begin, min(len(trace), begin + ROWS_AT_ONCE)):
+        for begin in range(0, len(trace), CHUNK_ROWS):
+            for ticket in _tickets(trace, begin, min(len(trace), begin + CHUNK_ROWS)):
                 if ticket.index not in turns:
                     yield ticket
 
