@@ -250,6 +250,11 @@ async def test_at_max_ack_pending_a_pull_gets_no_answer_and_one_given_up_claims_
         (first,) = await puller.pull(1)
         assert await puller.pull(2, timeout_s=0.2) == []
         assert "max_ack_pending" in puller.trouble
+
+        async def none_waits() -> bool:
+            return await waiting_pulls(twin) == 0
+
+        await eventually(none_waits)
         await first.ack()
         await depth_is(twin, 2, 0)
         assert jobs_of(await puller.pull(1)) == ["b"]
