@@ -18,9 +18,9 @@ from laneway.runtime.catalogue import pool_of
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.engine_profile import load_profile, prefill_tokens_per_s, step_times
 from laneway.runtime.settings import ModelSettings
+from laneway.runtime.step_price import ProfilePrice
 from laneway.workers.engines.protocol import EngineCapacity
 from laneway.workers.engines.simulated import make_core
-from laneway.workers.engines.simulated_profile import ProfilePrice
 
 H100 = "h100-8b-fp8"
 

@@ -15,10 +15,10 @@ from laneway.core.errors import ConfigError
 from laneway.core.lanes import FinishReason
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.engine_profile import load_profile
+from laneway.runtime.step_price import ProfilePrice
 from laneway.runtime.tokenizer import EOS, TURN_END
 from laneway.workers.engines.protocol import EngineCapacity, EngineRequest
 from laneway.workers.engines.simulated import InjectedCrash, InjectedHang, SimulatedCore, make_core
-from laneway.workers.engines.simulated_profile import ProfilePrice
 
 EOS_IDS = frozenset({EOS, TURN_END})
 PACE_S = 0.01

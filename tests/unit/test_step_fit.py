@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from laneway.core.fleet import StepTimes
 from laneway.policy.step_fit import StepFit, StepSeen
 from laneway.runtime.engine_profile import load_profile
-from laneway.workers.engines.simulated_profile import ProfilePrice
+from laneway.runtime.step_price import ProfilePrice
 
 TRUE = StepTimes(0.008, 0.0004, 3e-8, 0.00035, 128)
 WRONG = StepTimes(0.02, 0.00005, 0.0, 0.001, 128)  # a prior that is off by factors

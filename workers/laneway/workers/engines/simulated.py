@@ -25,10 +25,10 @@ from laneway.core.errors import ConfigError
 from laneway.core.lanes import FinishReason
 from laneway.runtime.engine_options import EngineOptions
 from laneway.runtime.engine_profile import load_profile
+from laneway.runtime.step_price import FixedPace, ProfilePrice, StepPrice
 from laneway.workers.engines.checks import check_request
 from laneway.workers.engines.protocol import EngineCapacity, EngineRequest, EngineStats, SequenceStep
 from laneway.workers.engines.simulated_prefix import BLOCK_TOKENS, PrefixCache
-from laneway.workers.engines.simulated_profile import FixedPace, ProfilePrice, StepPrice
 
 CHUNK_TOKENS_PACED = 512
 CHUNK_TOKENS_PROFILE = 2048
