@@ -56,7 +56,7 @@ class Ticket:
 
     def __init__(
         self, index: int, asked_s: float, lane: int, tenant: int, prompt_tokens: int, output_tokens: int,
-        max_tokens: int, ttft_s: float, tpot_s: float, deadline_s: float, session: int, blocks: Sequence[int] | None,
+        max_tokens: int, ttft_s: float, tpot_s: float, deadline_s: float, session: int, *, blocks: Sequence[int] | None,
     ) -> None:  # fmt: skip
         self.index = index
         self.asked_s = asked_s  # for the first time
@@ -134,9 +134,11 @@ class Discipline(Protocol):
 
     def waiting(self) -> Sequence[int]:
         """How many wait with it, by lane."""
+        ...
 
     def parameters(self) -> dict[str, float | str | bool]:
         """For the report."""
+        ...
 
 
 class World:
@@ -312,9 +314,11 @@ class World:
         if act is not None:
             act()
         elif worker is not None and version == worker.version:
-            self._take(worker, worker.engine.advance(self.now_s))
+            events = worker.engine.advance(self.now_s)
+            self._take(worker, events)
             self._expect(worker)
-            self._discipline.stepped(worker)
+            if events:
+                self._discipline.stepped(worker)
 
     def _expect(self, worker: Worker) -> None:
         worker.version += 1
@@ -472,10 +476,10 @@ def _tickets(trace: Trace, begin: int, end: int) -> Iterator[Ticket]:
         trace.arrival_s, trace.lane, trace.tenant, trace.prompt_tokens, trace.output_tokens, trace.max_tokens,
         trace.ttft_s, trace.tpot_s, trace.deadline_s, trace.session,
     )  # fmt: skip
-    rows = zip(*(column[begin:end].tolist() for column in columns), strict=True)
+    rows: Iterable[tuple[Any, ...]] = zip(*(column[begin:end].tolist() for column in columns), strict=True)
     for index, row in enumerate(rows, begin):
         blocks = prefixes.of(index).tolist() if prefixes is not None else None
-        yield Ticket(index, *row, blocks)
+        yield Ticket(index, *row, blocks=blocks)
 
 
 def _next_turns(trace: Trace) -> dict[int, int]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,26 +47,26 @@ def traffic(
     return trace_of(rows)
 
 
-def trace_of(rows: list[tuple[float, int, int, int, float, float, float]], **columns: object) -> Trace:
+def trace_of(rows: list[tuple[float, int, int, int, float, float, float]], **columns: Any) -> Trace:
     """Rows: arrival, lane, prompt, output, TTFT, TPOT, deadline."""
     rows = sorted(rows, key=lambda row: row[0])
     at, lane, prompt, output, ttft, tpot, deadline = (np.array(column) for column in zip(*rows, strict=True))
     size = len(rows)
-    values = {
+    values: dict[str, Any] = {
         "name": "made-up", "arrival_s": at.astype(float), "lane": lane, "tenant": np.zeros(size, dtype=np.int64),
         "prompt_tokens": prompt, "output_tokens": output, "max_tokens": np.maximum(output, 1000),
         "ttft_s": ttft.astype(float), "tpot_s": tpot.astype(float), "deadline_s": deadline.astype(float),
         "patience_s": np.full(size, math.inf), "leaves_after": np.zeros(size, dtype=np.int64),
         "session": np.full(size, NO_SESSION), "think_s": np.zeros(size),
     }  # fmt: skip
-    return Trace(**(values | columns)).check()  # type: ignore[arg-type]
+    return Trace(**(values | columns)).check()
 
 
-def play(trace: Trace, workers: int = 2, *, seed: int = 0, deaths=(), **params: object) -> Run:
+def play(
+    trace: Trace, workers: int = 2, *, seed: int = 0, deaths: Iterable[tuple[float, int]] = (), **params: Any
+) -> Run:
     setup = Setup(load_profile("h100-8b-fp8"), EngineSize(slots=32), workers)
-    ours = OurParams.of(PolicySettings(), slots=32, look_s=0.25)
-    for name, value in params.items():
-        object.__setattr__(ours, name, value)
+    ours = replace(OurParams.of(PolicySettings(), slots=32, look_s=0.25), **params)
     fleet = FleetParams(workers=workers, boot_s=20.0)
     discipline = Laneway(setup.pool(), setup.times, ours)
     return World(trace, discipline, fleet, setup.engine, setup.times, seed=seed, deaths=deaths).run()
@@ -113,16 +116,11 @@ def test_callers_without_patience_leave_and_leave_nothing_behind():
     trace = traffic(5, priority_per_s=80.0, span_s=20.0)
     impatient = np.where(trace.lane == PRIORITY, 0.2, math.inf)
     gone_after = np.where(np.arange(len(trace)) % 7 == 0, 3, 0)
-    run = play(trace_with(trace, patience_s=impatient, leaves_after=gone_after), refuse=False)
+    run = play(replace(trace, patience_s=impatient, leaves_after=gone_after).check(), refuse=False)
     left = run.outcomes.end == End.LEFT
     assert left.sum() > 100
     assert End.OPEN not in ends(run)
     assert np.all(run.outcomes.tokens[(gone_after > 0) & left & ~np.isnan(run.outcomes.first_s)] == 3)
-
-
-def trace_with(trace: Trace, **columns: object) -> Trace:
-    names = {name: getattr(trace, name) for name in Trace.__dataclass_fields__}
-    return Trace(**(names | columns)).check()
 
 
 def test_what_ran_on_a_worker_that_dies_goes_on_elsewhere():
@@ -161,8 +159,8 @@ def test_a_fleet_that_scales_pays_for_workers_from_the_time_they_were_asked_for(
 def test_a_trace_that_cannot_be_played_names_the_column():
     trace = traffic()
     with pytest.raises(ValueError, match="prompt_tokens"):
-        trace_with(trace, prompt_tokens=np.zeros(len(trace), dtype=np.int64))
+        replace(trace, prompt_tokens=np.zeros(len(trace), dtype=np.int64)).check()
     with pytest.raises(ValueError, match="arrival_s"):
-        trace_with(trace, arrival_s=trace.arrival_s[::-1].copy())
+        replace(trace, arrival_s=trace.arrival_s[::-1].copy()).check()
     with pytest.raises(ValueError, match="max_tokens"):
-        trace_with(trace, max_tokens=trace.output_tokens - 1)
+        replace(trace, max_tokens=trace.output_tokens - 1).check()

@@ -79,8 +79,6 @@ class Laneway:
 
     def left(self, ticket: Ticket) -> None:
         job: Job = ticket.mind
-        if job is None or job.decision is None:
-            return
         if job.entry is not None:  # in a worker's hands, with nothing of it in the engine at this moment
             station: Station = self._where(job)
             station.ended(ticket)

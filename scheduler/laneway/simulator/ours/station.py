@@ -162,13 +162,12 @@ class Station:
     # --- prompts -----------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        now_s, waiting = self._world.now_s, None
         for entry in list(self.budget.unsent):
             if entry.waiting:
                 self._advance(entry)
-                waiting = entry if entry.waiting and waiting is None else waiting
-        if waiting is not None:
-            self._wake_in(self.budget.submits_in_s(waiting, now_s))
+        first = next((entry for entry in self.budget.unsent if entry.waiting), None)
+        if first is not None:
+            self._wake_in(self.budget.submits_in_s(first, self._world.now_s))
 
     def _advance(self, entry: Entry) -> None:
         tokens = self.budget.grant(entry, self._world.now_s)
