@@ -11,6 +11,7 @@ from laneway.cli.certs import certs
 from laneway.cli.doctor import doctor
 from laneway.cli.drill import drill
 from laneway.cli.plan_view import plan
+from laneway.cli.replay import replay
 from laneway.cli.secrets import secrets
 from laneway.cli.up import up
 
@@ -83,6 +84,7 @@ app.add_typer(models.app, name="models", rich_help_panel=OPERATING)
 
 app.add_typer(operate.regions_app, name="regions", rich_help_panel=OPERATING)
 app.command(rich_help_panel=OPERATING)(drill)
+app.command(rich_help_panel=OPERATING)(replay)
 
 for serving in (serve.admission, serve.scheduler, serve.routing, serve.worker, serve.provision, secrets, certs):
     app.command(rich_help_panel=SERVING)(serving)
