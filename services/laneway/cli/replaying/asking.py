@@ -50,12 +50,24 @@ class Door(Protocol):
     """What of laneway.client.Client is used here."""
 
     def generate(
-        self, *, retry_s_max: float | None = None, **request: Unpack[RequestFields]
+        self,
+        *,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = None,
+        retry_s_max: float | None = None,
+        **request: Unpack[RequestFields],
     ) -> AbstractAsyncContextManager[Answer]: ...
 
     def watch(self, job_id: str) -> AbstractAsyncContextManager[Answer]: ...
 
-    async def submit(self, *, retry_s_max: float | None = None, **request: Unpack[RequestFields]) -> Submitted: ...
+    async def submit(
+        self,
+        *,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = None,
+        retry_s_max: float | None = None,
+        **request: Unpack[RequestFields],
+    ) -> Submitted: ...
 
     async def get_job(self, job_id: str) -> Job: ...
 
