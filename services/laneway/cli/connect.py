@@ -78,7 +78,7 @@ def _hint(variable: str) -> Iterator[None]:
     try:
         yield
     except Unavailable as error:
-        if error.reason == "NO_SERVICE":
+        if error.reason == "NO_SERVICE" and not isinstance(error.__cause__, Unavailable):  # else one inside has said it
             mend = f"start a stack with: laneway up; or name another address with --address or {variable}"
             raise Unavailable(f"{error.message}; {mend}", reason=error.reason, job_id=error.job_id) from error
         raise

@@ -119,8 +119,8 @@ def replay(
             },
         )  # fmt: skip
         async with contextlib.AsyncExitStack() as opened:
-            clients = await _clients(opened, trace, tokens, address, token_file)
             scheduler = await opened.enter_async_context(connect.scheduler(scheduler_address, token_file))
+            clients = await _clients(opened, trace, tokens, address, token_file)
             played = Replay(trace, clients, scheduler, options, Console(stderr=True), say)
             return await _play(played, as_json=as_json)
 

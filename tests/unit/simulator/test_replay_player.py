@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import Any, Unpack
 import numpy as np
 import pytest
 
-from laneway.cli.replaying.asking import LABEL, Manner
+from laneway.cli.replaying.asking import LABEL, SUBMISSIONS, Manner
 from laneway.cli.replaying.fleet_watch import FleetWatch
 from laneway.cli.replaying.notes import LATE_S, Notes
 from laneway.cli.replaying.player import Player
@@ -54,6 +55,7 @@ class ScriptedDoor:
     """Answers every request alike, but for refusals, which the first attempts get. Notes what is asked, and when."""
 
     ttft_s: float = TTFT_S
+    submit_s: float = 0.0
     refusals: list[LanewayError] = field(default_factory=list)
     calls: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -85,6 +87,7 @@ class ScriptedDoor:
     ) -> Submitted:
         self._take(request)
         number = len(self.calls) - 1
+        await asyncio.sleep(self.submit_s)
         return Submitted(str(number), Verdict(VerdictKind.ACCEPTED, "", "", Lane.BATCH))
 
     @asynccontextmanager
@@ -216,7 +219,8 @@ def test_one_late_start_of_a_hundred_is_kept_up_with_and_two_are_not():
     for late, kept_up in ((1, True), (2, False)):
         notes = Notes(trace(*(asked() for _ in range(100))))
         for request in range(100):
-            notes.begins(request, 0.0, 2 * LATE_S if request < late else LATE_S)
+            notes.begins(request, 0.0)
+            notes.asks(request, 2 * LATE_S if request < late else LATE_S)
         assert notes.keeping().kept_up is kept_up
 
 
@@ -317,6 +321,23 @@ async def test_jobs_beyond_the_calls_are_followed_one_after_the_other_and_hold_u
     assert played.ends == [End.DONE] * 7
     assert played.asked_at_s[-1] == 0.5
     assert played.door.most_open == 3  # two follow, one streams
+
+
+async def test_a_heap_of_batch_jobs_is_submitted_some_at_a_time_and_no_chat_waits_for_it():
+    door = ScriptedDoor(submit_s=1.0)
+    played = await play(trace(*(asked(0.0, lane=Lane.BATCH) for _ in range(4 * SUBMISSIONS)), asked(0.5)), door)
+    assert Counter(played.asked_at_s) == {0.0: SUBMISSIONS, 0.5: 1} | {float(s): SUBMISSIONS for s in (1, 2, 3)}
+    keeping = played.player.notes.keeping()
+    assert (keeping.starts, keeping.late_most_s, keeping.lower_late_most_s) == (1, 0.0, 3.0)
+
+
+async def test_callers_who_were_refused_keep_no_other_from_asking():
+    door = ScriptedDoor(refusals=[LaneSaturated(retry_after_s=100.0) for _ in range(SUBMISSIONS)])
+    played = await play(
+        trace(*(asked(0.0, lane=Lane.BATCH) for _ in range(SUBMISSIONS)), asked(1.0, lane=Lane.BATCH)), door
+    )
+    assert played.asked_at_s[SUBMISSIONS] == 1.0
+    assert set(played.asked_at_s[SUBMISSIONS + 1 :]) == {100.0}
 
 
 @pytest.mark.parametrize(

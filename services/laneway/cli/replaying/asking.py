@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from laneway.client import RequestFields
 
 RETRIES = 2  # of one request that is refused
+SUBMISSIONS = 32  # under way at a time: thousands of batch jobs at one moment are no reason to let a chat wait
 BACKOFF_S = 1.0  # of a refusal that names no time; doubled each time, and spread from half to one and a half
 LABEL = "laneway-replay"
 # What "no such promise" is on the wire, where leaving a target out means the lane's default.
@@ -103,12 +104,14 @@ class Asking:
 
     def __init__(self, trace: Trace, manner: Manner, notes: Notes, began_s: float) -> None:
         self._trace, self._manner, self._notes, self._began_s = trace, manner, notes, began_s
+        self._submissions = asyncio.Semaphore(SUBMISSIONS)
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time() - self._began_s
 
     async def stream(self, door: Door, request: int, text: str) -> None:
         """Asks and listens to the end, whatever that is."""
+        self._notes.asks(request, self.now_s())
         while True:
             accepted = False
             try:
@@ -131,9 +134,13 @@ class Asking:
 
     async def submit(self, door: Door, request: int, text: str) -> Pending | None:
         """The job to be followed; None where the request ended instead."""
+        asked = False
         while True:
             try:
-                async with self._patience(request):
+                async with self._patience(request), self._submissions:
+                    if not asked:
+                        self._notes.asks(request, self.now_s())
+                        asked = True
                     submitted = await door.submit(retry_s_max=0.0, **self._fields(request, text))
                 return Pending(request, submitted.job_id, door, self.now_s())
             except TimeoutError:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from laneway.core.fleet import StepTimes
-from laneway.core.lanes import LANES
+from laneway.core.lanes import LANES, Lane
 from laneway.simulator.outcomes import End, Outcomes
 from laneway.simulator.trace import Trace
 from laneway.simulator.usage import device_s
 
+PRIORITY = LANES.index(Lane.PRIORITY)
 LATE_S = 0.02  # a start later than this is counted; promises of TTFT are some hundred milliseconds
 LATE_SHARE = 0.01  # of late starts from which a replay did not keep up
 
@@ -26,11 +27,12 @@ LATE_SHARE = 0.01  # of late starts from which a replay did not keep up
 class Keeping:
     """How well the player itself kept up."""
 
-    starts: int
-    late: int  # begun more than LATE_S after their time
+    starts: int  # of priority requests
+    late: int  # of them, begun more than LATE_S after their time
     late_p50_s: float
     late_p99_s: float
     late_most_s: float
+    lower_late_most_s: float  # of the other lanes, whose promises are minutes
     pulse_p99_s: float  # how late the player's own loop woke up: what chunks may have waited to be heard
 
     @property
@@ -54,17 +56,25 @@ class Notes:
         self.begun = 0
         self._trace = trace
         self._times = times
-        self._late_s: list[float] = []
+        self._late_s: list[float] = []  # of priority requests
+        self._lower_late_most_s = 0.0
         self._pulses_s: list[float] = []
         self._prompt_errors: list[int] = []  # tokens that the model read beyond those of the trace
 
     # --- requests ----------------------------------------------------------------------------------------
 
-    def begins(self, request: int, asked_s: float, late_s: float) -> None:
-        """At its time, or `late_s` after it: what its caller waits for counts from its time."""
+    def begins(self, request: int, asked_s: float) -> None:
+        """It is its time: what its caller waits for counts from now."""
         self.outcomes.asked_s[request] = self.outcomes.accepted_s[request] = asked_s
-        self._late_s.append(late_s)
         self.begun += 1
+
+    def asks(self, request: int, at_s: float) -> None:
+        """The first call is made for it, at its time or later."""
+        late_s = max(0.0, at_s - float(self.outcomes.asked_s[request]))
+        if self._trace.lane[request] == PRIORITY:
+            self._late_s.append(late_s)
+        else:
+            self._lower_late_most_s = max(self._lower_late_most_s, late_s)
 
     def asks_again(self, request: int, at_s: float, reason: str) -> None:
         self.outcomes.accepted_s[request] = at_s
@@ -115,11 +125,12 @@ class Notes:
     def keeping(self) -> Keeping:
         late_s = np.array(self._late_s or [0.0])
         return Keeping(
-            starts=self.begun,
+            starts=len(self._late_s),
             late=int(np.count_nonzero(late_s > LATE_S)),
             late_p50_s=float(np.quantile(late_s, 0.5)),
             late_p99_s=float(np.quantile(late_s, 0.99)),
             late_most_s=float(late_s.max()),
+            lower_late_most_s=self._lower_late_most_s,
             pulse_p99_s=float(np.quantile(self._pulses_s, 0.99)) if self._pulses_s else 0.0,
         )
 

@@ -1,9 +1,9 @@
 """Plays a trace: each request at its time, turns of a session after each other, with a bound on what is open.
 
 Decides only when which request begins, and holds what is open; what a request does is in `asking.py`. Time is the event
-loop's. At most so many calls are open at a time that ask, and as many that follow submitted jobs; jobs beyond that wait
-as numbers, and not as tasks, to be looked after. Where no call is free the next request begins late, which is noted:
-the player leaves none out.
+loop's. At most so many priority requests are open at a time, and as many callers of the other lanes who ask or come
+again, and as many who follow a job; the rest waits as numbers, and not as tasks. Where there is no room for a priority
+request it begins late, which is noted: the player leaves none out.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from collections import deque
 from collections.abc import Sequence
 
 from laneway.cli.replaying.asking import Asking, Door, Manner, Pending
-from laneway.cli.replaying.notes import Notes
+from laneway.cli.replaying.notes import PRIORITY, Notes
 from laneway.cli.replaying.pacing import Due
 from laneway.cli.replaying.prompts import Prompts
 from laneway.core.fleet import StepTimes
-from laneway.core.lanes import LANES, Lane
 from laneway.simulator.trace import Trace
 
 LEAD_S = 0.5  # a good time before a trace begins: the first prompt is made
 PULSE_S = 0.05
 CALLS = 1000
-_PRIORITY = LANES.index(Lane.PRIORITY)
 
 
 class Player:
@@ -44,9 +42,10 @@ class Player:
         self.began_s = 0.0
         self.stopped = False
         self._trace, self._prompts, self._doors, self._manner = trace, prompts, doors, manner
-        self._calls, self._follows = asyncio.Semaphore(calls), asyncio.Semaphore(calls)
+        self._streams, self._asks, self._follows = (asyncio.Semaphore(calls) for _ in range(3))
         self._due = Due(trace)
         self._due_changed = asyncio.Event()
+        self._unasked: deque[int] = deque()  # requests of the other lanes that nobody has asked yet
         self._pending: deque[Pending] = deque()  # submitted jobs that nobody follows yet
         self._playing: asyncio.Task[None] | None = None
 
@@ -76,10 +75,15 @@ class Player:
             pulse = group.create_task(self._pulse())
             async with asyncio.TaskGroup() as requests:
                 for _ in range(len(self._trace)):
-                    await self._calls.acquire()
                     due_s, request = await self._next()
-                    self.notes.begins(request, due_s, max(0.0, self.now_s() - due_s))
-                    requests.create_task(self._one(asking, request, requests))
+                    self.notes.begins(request, due_s)
+                    if self._trace.lane[request] == PRIORITY:
+                        await self._streams.acquire()
+                        requests.create_task(self._stream(asking, request))
+                    else:
+                        self._unasked.append(request)
+                        if not self._asks.locked():
+                            requests.create_task(self._submit(asking, requests))
             pulse.cancel()
 
     async def _next(self) -> tuple[float, int]:
@@ -98,25 +102,32 @@ class Player:
                 async with asyncio.timeout(wait_s):
                     await self._due_changed.wait()
 
-    async def _one(self, asking: Asking, request: int, group: asyncio.TaskGroup) -> None:
-        """Has a call, and gives it back."""
-        door = self._doors[int(self._trace.tenant[request]) if len(self._doors) > 1 else 0]
-        text = self._prompts.text(request)
+    async def _stream(self, asking: Asking, request: int) -> None:
+        """Has a place among the streams, and gives it back."""
         try:
-            if self._trace.lane[request] == _PRIORITY:
-                await asking.stream(door, request, text)
-            elif pending := await asking.submit(door, request, text):
-                self._pending.append(pending)
-                if not self._follows.locked():
-                    group.create_task(self._follow(asking))
+            await asking.stream(self._door(request), request, self._prompts.text(request))
         finally:
-            self._calls.release()
+            self._streams.release()
+
+    async def _submit(self, asking: Asking, group: asyncio.TaskGroup) -> None:
+        """Asks one request after the other, until none waits."""
+        async with self._asks:
+            while self._unasked:
+                request = self._unasked.popleft()
+                pending = await asking.submit(self._door(request), request, self._prompts.text(request))
+                if pending is not None:
+                    self._pending.append(pending)
+                    if not self._follows.locked():
+                        group.create_task(self._follow(asking))
 
     async def _follow(self, asking: Asking) -> None:
         """Takes after one submitted job the next, until none waits."""
         async with self._follows:
             while self._pending:
                 await asking.follow(self._pending.popleft())
+
+    def _door(self, request: int) -> Door:
+        return self._doors[int(self._trace.tenant[request]) if len(self._doors) > 1 else 0]
 
     def _on_end(self, request: int, at_s: float) -> None:
         if self._due.ended(request, at_s):

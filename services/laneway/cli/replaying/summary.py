@@ -114,7 +114,7 @@ def sentences(run: Run, keeping: Keeping) -> list[str]:
             f" average, {off:g} at most"
         )
     pace = (
-        f"{keeping.late} of {keeping.starts} requests began more than {LATE_S * 1000:g} ms late"
+        f"{keeping.late} of {keeping.starts} priority requests began more than {LATE_S * 1000:g} ms late"
         f" (p50 {_ms(keeping.late_p50_s)}, p99 {_ms(keeping.late_p99_s)}, most {_ms(keeping.late_most_s)});"
         f" this process woke up {_ms(keeping.pulse_p99_s)} late at p99"
     )
