@@ -85,6 +85,7 @@ def replay(
     profile: ProfileOption = None,
     tokens: TokensOption = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn: waits before a retry.")] = 1,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Leave the figures there too.")] = None,
     as_json: JsonOption = False,
     address: AddressOption = None,
     scheduler_address: SchedulerAddress = None,
@@ -122,7 +123,7 @@ def replay(
             scheduler = await opened.enter_async_context(connect.scheduler(scheduler_address, token_file))
             clients = await _clients(opened, trace, tokens, address, token_file)
             played = Replay(trace, clients, scheduler, options, Console(stderr=True), say)
-            return await _play(played, as_json=as_json)
+            return await _play(played, out, as_json=as_json)
 
     run(work)
 
@@ -138,9 +139,9 @@ async def _clients(
     return [await opened.enter_async_context(connect.admission(address, file)) for file in files]
 
 
-async def _play(replay: Replay, *, as_json: bool) -> int:
+async def _play(replay: Replay, out: Path | None, *, as_json: bool) -> int:
     """The first Ctrl-C ends the replay in order, a second one at once."""
-    from laneway.cli.replaying.summary import COLUMNS, document, rows, sentences, summary_of
+    from laneway.cli.replaying.summary import COLUMNS, document, rows, sentences, summary_of, write_report
 
     task = asyncio.current_task()
     assert task is not None
@@ -154,6 +155,8 @@ async def _play(replay: Replay, *, as_json: bool) -> int:
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted)
     played, keeping = await replay.run()
+    if out is not None:
+        write_report(played, keeping, out)
     if as_json:
         print_json(document(played, keeping))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from laneway.cli.main import app
 from laneway.cli.replaying.notes import Keeping
 from laneway.cli.replaying.source import read_lines
-from laneway.cli.replaying.summary import COLUMNS, document, rows, sentences, summary_of
+from laneway.cli.replaying.summary import COLUMNS, document, rows, sentences, summary_of, write_report
 from laneway.core.errors import ConfigError
 from laneway.core.lanes import LANES, Lane
 from laneway.simulator.outcomes import End, Outcomes, Run, Usage
@@ -78,6 +79,19 @@ def test_what_nobody_saw_of_the_fleet_is_none():
     assert document(run_of(End.DONE, workers=math.nan), KEPT_UP)["usage"] == {
         "every_s": 5.0, "workers": None, "busy": 0.5, "kv": None,
     }  # fmt: skip
+
+
+def test_the_figures_are_left_in_a_folder_that_is_made(tmp_path: Path):
+    run = run_of(End.DONE)
+    write_report(run, KEPT_UP, tmp_path / "one" / "two")
+    left = json.loads((tmp_path / "one" / "two" / "replay.json").read_text())
+    assert left == json.loads(json.dumps(document(run, KEPT_UP)))
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file"):
+        write_report(run_of(End.DONE), KEPT_UP, tmp_path / "file" / "inside")
 
 
 # --- files -------------------------------------------------------------------------------------------

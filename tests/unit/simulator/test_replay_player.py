@@ -20,10 +20,12 @@ from laneway.cli.replaying.player import Player
 from laneway.cli.replaying.prompts import Prompts, letters
 from laneway.client import Cancelled, Chunk, Finished, Job, LaneStatus, RequestFields, Submitted, Worker
 from laneway.core.errors import DeadlineExceeded, Infeasible, LaneSaturated, LanewayError, Unavailable
+from laneway.core.fleet import StepTimes
 from laneway.core.job import Contract, Timings, Usage, Verdict
 from laneway.core.lanes import FinishReason, JobState, Lane, VerdictKind
 from laneway.simulator.outcomes import End, Outcomes
 from laneway.simulator.trace import Trace
+from laneway.simulator.usage import device_s
 from tests.support.traces import asked, trace
 
 pytestmark = pytest.mark.looptime
@@ -222,6 +224,25 @@ def test_one_late_start_of_a_hundred_is_kept_up_with_and_two_are_not():
             notes.begins(request, 0.0)
             notes.asks(request, 2 * LATE_S if request < late else LATE_S)
         assert notes.keeping().kept_up is kept_up
+
+
+def test_an_answer_is_worth_device_seconds_where_step_times_are_known_and_only_when_it_is_whole():
+    times, whole = StepTimes(0.01, 0.001, 1e-6, 1e-5, 512), trace(asked(output_tokens=9), asked(output_tokens=9))
+    known, unknown = Notes(whole, times=times), Notes(whole)
+    for notes in (known, unknown):
+        notes.heard(0, 9, 1.0)
+        notes.ends(0, End.DONE, 1.0)
+        notes.heard(1, 5, 1.0)
+        notes.ends(1, End.FAILED, 1.0)
+    assert known.lane_device_s == pytest.approx([device_s(40, 9, times), 0.0, 0.0])
+    assert np.isnan(unknown.lane_device_s).all()
+
+
+def test_an_answer_of_another_length_than_the_traces_is_counted():
+    notes = Notes(trace(asked(output_tokens=9)))
+    notes.heard(0, 8, 1.0)
+    notes.ends(0, End.DONE, 1.0)
+    assert notes.counts["answers.of_another_length"] == 1
 
 
 # --- patience ----------------------------------------------------------------------------------------

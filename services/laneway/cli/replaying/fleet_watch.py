@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -45,6 +45,17 @@ class _Seen:
     known: bool = False
 
 
+class _Row(NamedTuple):
+    """Of Usage, from one look to the next."""
+
+    workers: float
+    busy: float
+    tokens: Ints
+    device_s: Floats
+    waiting: list[float]
+    kv: float
+
+
 class FleetWatch:
     """`pools`: those that serve the model."""
 
@@ -52,13 +63,15 @@ class FleetWatch:
         self.trouble: LanewayError | None = None  # the last answer's
         self.workers = 0
         self._scheduler, self._pools, self._notes, self._every_s = scheduler, pools, notes, every_s
-        self._seen: list[_Seen] = []
+        self._looks = 0
+        self._before: _Seen | None = None
+        self._rows: list[_Row] = []
 
     async def run(self, begin_s: float) -> None:
         """Looks from `begin_s` on the loop's clock until it is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(max(0.0, begin_s + len(self._seen) * self._every_s - loop.time()))
+            await asyncio.sleep(max(0.0, begin_s + self._looks * self._every_s - loop.time()))
             await self.look()
 
     async def look(self) -> None:
@@ -76,24 +89,35 @@ class FleetWatch:
             seen.kv = sum(worker.kv_tokens_used for worker in workers) / room if room else 0.0
             for lane in lanes:
                 seen.waiting[lane.lane] = seen.waiting.get(lane.lane, 0) + lane.ready + lane.parked
-        self._seen.append(seen)
+        if self._before is not None:
+            self._rows.append(_row(self._before, seen))
+        self._before = seen
+        self._looks += 1
 
     def usage(self) -> Usage:
         """A row for each two looks that follow each other; the last may cover less time than the others."""
-        pairs = list(zip(self._seen[:-1], self._seen[1:], strict=True))
-        tokens = np.array([after.tokens - before.tokens for before, after in pairs], dtype=np.float64)
-        device_s = np.array([after.device_s - before.device_s for before, after in pairs], dtype=np.float64)
-        waiting = [[before.waiting.get(lane, 0 if before.known else math.nan) for lane in LANES] for before, _ in pairs]
-        shape = (len(pairs), len(LANES))
+        shape = (len(self._rows), len(LANES))
         return Usage(
             every_s=self._every_s,
-            workers=np.array([len(before.busy_s) if before.known else math.nan for before, _ in pairs]),
-            busy=np.array([_busy(before, after) for before, after in pairs]),
-            tokens=tokens.reshape(shape),
-            device_s=device_s.reshape(shape),
-            waiting=np.array(waiting, dtype=np.float64).reshape(shape),
-            kv=np.array([before.kv for before, _ in pairs]),
+            workers=np.array([row.workers for row in self._rows], dtype=np.float64),
+            busy=np.array([row.busy for row in self._rows], dtype=np.float64),
+            tokens=np.array([row.tokens for row in self._rows], dtype=np.float64).reshape(shape),
+            device_s=np.array([row.device_s for row in self._rows], dtype=np.float64).reshape(shape),
+            waiting=np.array([row.waiting for row in self._rows], dtype=np.float64).reshape(shape),
+            kv=np.array([row.kv for row in self._rows], dtype=np.float64),
         )
+
+
+def _row(before: _Seen, after: _Seen) -> _Row:
+    waiting = [float(before.waiting.get(lane, 0)) if before.known else math.nan for lane in LANES]
+    return _Row(
+        workers=float(len(before.busy_s)) if before.known else math.nan,
+        busy=_busy(before, after),
+        tokens=after.tokens - before.tokens,
+        device_s=after.device_s - before.device_s,
+        waiting=waiting,
+        kv=before.kv,
+    )
 
 
 def _busy(before: _Seen, after: _Seen) -> float:

@@ -6,6 +6,7 @@ up is noted here too, since the figures of a replay that was late are not the sy
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,10 +57,10 @@ class Notes:
         self.begun = 0
         self._trace = trace
         self._times = times
-        self._late_s: list[float] = []  # of priority requests
+        self._late_s = array("d")  # of priority requests
         self._lower_late_most_s = 0.0
-        self._pulses_s: list[float] = []
-        self._prompt_errors: list[int] = []  # tokens that the model read beyond those of the trace
+        self._pulses_s = array("d")
+        self._prompt_errors = array("q")  # tokens that the model read beyond those of the trace
 
     # --- requests ----------------------------------------------------------------------------------------
 

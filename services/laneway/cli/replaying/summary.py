@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
 from laneway.cli.replaying.notes import LATE_S, Keeping
+from laneway.core.errors import ConfigError
 from laneway.core.lanes import LANES
 from laneway.simulator.outcomes import End, Run
 from laneway.simulator.trace import Floats
@@ -82,6 +85,16 @@ def document(run: Run, keeping: Keeping) -> dict[str, object]:
         },
         "player": {**asdict(keeping), "kept_up": keeping.kept_up},
     }
+
+
+def write_report(run: Run, keeping: Keeping, folder: Path) -> None:
+    """The document as `replay.json`. ConfigError where the folder cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(document(run, keeping), indent=2, ensure_ascii=False)
+        (folder / "replay.json").write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the folder {folder} cannot be written: {error.strerror}") from None
 
 
 def rows(found: list[LaneSummary]) -> list[tuple[object, ...]]:
