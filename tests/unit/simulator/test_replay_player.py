@@ -282,7 +282,8 @@ async def test_a_refused_caller_comes_again_when_it_was_told_to_and_waits_since_
 
 
 async def test_a_caller_that_was_refused_three_times_stays_away():
-    door = ScriptedDoor(refusals=[LaneSaturated(retry_after_s=1.0) for _ in range(3)])
+    full = LaneSaturated(retry_after_s=1.0, job_id="a-refusal-may-have-a-record")
+    door = ScriptedDoor(refusals=[full, full, full])
     played = await play(trace(asked(), asked(50.0)), door)
     assert played.asked_at_s == [0.0, 1.0, 2.0, 50.0]
     assert played.ends == [End.REFUSED, End.DONE]

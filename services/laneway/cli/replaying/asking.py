@@ -228,7 +228,7 @@ class Asking:
         unserved = error.row.code in (Code.UNAVAILABLE, Code.INTERNAL, Code.UNKNOWN)
         if isinstance(error, DeadlineExceeded):
             end = End.EXPIRED
-        elif accepted or error.job_id or unserved:
+        elif accepted or unserved:
             end = End.FAILED
         else:
             end = End.REFUSED
