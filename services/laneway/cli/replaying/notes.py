@@ -132,7 +132,7 @@ class Notes:
             late_p99_s=float(np.quantile(late_s, 0.99)),
             late_most_s=float(late_s.max()),
             lower_late_most_s=self._lower_late_most_s,
-            pulse_p99_s=float(np.quantile(self._pulses_s, 0.99)) if self._pulses_s else 0.0,
+            pulse_p99_s=float(np.quantile(self._pulses_s, 0.99, method="lower")) if self._pulses_s else 0.0,
         )
 
     def prompt_tokens_off(self) -> tuple[float, int]:

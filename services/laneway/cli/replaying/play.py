@@ -71,6 +71,8 @@ class Replay:
         models = await self._models()
         self._say_what_does_not_fit(models)
         pieces = await find_pieces(self._quote)
+        for client in self._clients[1:]:  # connected, and known to be let in, before time counts
+            await client.quote(model=self._options.model, prompt=pieces.text(b"a"), max_tokens=1)
         if not pieces.exact:
             self._say("the tokenizer joins or splits what prompts are made of: their lengths are not the trace's")
         manner = Manner(
