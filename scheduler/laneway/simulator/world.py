@@ -214,6 +214,11 @@ class World:
         self._leave_engine(ticket, worker, work)
         self._expect(worker)
 
+    def observe(self, worker: Worker) -> None:
+        """From now what its engine shows is as of this time; else it is as of its last event, or what was asked."""
+        self._take(worker, worker.engine.advance(self.now_s))
+        self._expect(worker)
+
     def refuse(self, ticket: Ticket, retry_after_s: float | None = None) -> None:
         """It comes again after `retry_after_s`, where it has retries left; None: nobody knows when to."""
         index = ticket.index
