@@ -26,6 +26,7 @@ from laneway.policy.admit import AdmitParams, Ask, Candidate, Decision, Placemen
 from laneway.policy.calibration import BOUND_PRIOR
 from laneway.policy.contract import bounded_by_call, output_room, within_reach
 from laneway.policy.eta import Load, PoolView, pool_view
+from laneway.policy.feasible import WAIT_FACTOR_MAX
 from laneway.policy.grouping import group_of
 
 NOW = 1_800_000_000.0
@@ -438,7 +439,7 @@ def test_a_region_that_drains_takes_no_new_work_and_says_when_to_come_again():
 
 
 def test_what_was_learned_corrects_what_is_stated_and_what_a_wait_may_come_to():
-    fit = EtaFit(2.0, 3.0, 200)
+    fit = EtaFit(2.0, 3.0, 200)  # more than what decides may be multiplied by
     plain = replace(IDLE, free_slots=0, service_s=0.8, lanes=(LanePlan(Lane.PRIORITY, running=8),))
     taught = replace(plain, lanes=(replace(plain.lanes[0], ttft_fit=fit, completion_fit=fit),))
     before, after = (decide(contract(ttft_s=5.0), PoolView(plan)).verdict for plan in (plain, taught))
@@ -447,7 +448,7 @@ def test_what_was_learned_corrects_what_is_stated_and_what_a_wait_may_come_to():
     assert after.completion_bound_s == pytest.approx(3 / BOUND_PRIOR * seconds(before.completion_bound_s))
     assert after.estimate == before.estimate, "what is learned of next does not count twice"
     wait = etas.priority_eta(POOL, PoolView(plain), 100, 50)
-    least = wait.ttft_s - wait.wait_s + 3.0 * (wait.wait_s + PARAMS.z * wait.wait_sigma_s)
+    least = wait.ttft_s - wait.wait_s + WAIT_FACTOR_MAX * (wait.wait_s + PARAMS.z * wait.wait_sigma_s)
     assert decide(contract(ttft_s=least + 1e-6), PoolView(taught)).refusal is None
     assert decide(contract(ttft_s=least - 1e-3), PoolView(taught)).refusal is LaneSaturated
     idle = replace(IDLE, lanes=taught.lanes)

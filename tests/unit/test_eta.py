@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from laneway.core.fleet import Demand, LanePlan, Plan, PoolPlan, StepTimes
 from laneway.core.lanes import PARKING_LANES, Lane
 from laneway.policy import eta as etas
-from laneway.policy.eta import Load, PoolView, due_by, parking_eta, priority_eta, rates, work_ahead_s
+from laneway.policy.eta import Load, PoolView, due_by, parking_eta, prefill_rate, priority_eta, rates, work_ahead_s
 from laneway.policy.inflow import Flow, Inflow
 from laneway.policy.turns import REVERSION_S, Supply, turns_s
 from tests.unit.test_admit import IDLE, POOL
@@ -69,8 +69,19 @@ def test_step_times_say_what_a_token_costs_at_the_present_batch():
     assert alone.decode_tokens_per_s == pytest.approx(1 / 0.011)
     full = rates(slow, replace(BUSY, step_times=times))
     assert full.decode_tokens_per_s == pytest.approx(1 / 0.014), "four run on each worker, and no fifth fits"
-    assert full.prefill_tokens_per_s == pytest.approx(1 / (0.0001 + 0.014 / 100))
+    assert full.prefill_tokens_per_s == pytest.approx(1 / (0.0001 + 0.014 / 96)), "they take their tokens of the step"
     assert rates(slow, BUSY).decode_tokens_per_s == 1.0
+
+
+def test_a_queue_of_prompts_is_emptied_beside_what_runs_with_the_contexts_that_it_has():
+    """Not as an idle pool would: else a pool at its limit looks as if it had no queue."""
+    times = StepTimes(base_s=0.01, sequence_s=0.001, context_token_s=1e-6, prefill_token_s=0.0001, chunk_tokens=100)
+    loaded = replace(BUSY, step_times=times, kv_tokens=20_000, free_kv_tokens=4_000)
+    running = BUSY.slots - BUSY.free_slots
+    each = running // BUSY.workers
+    step_s = times.decode_s(each, each * (16_000 // running))
+    assert prefill_rate(POOL, loaded) == pytest.approx(BUSY.workers / (0.0001 + step_s / (100 - each)), rel=0.05)
+    assert prefill_rate(POOL, replace(loaded, free_kv_tokens=20_000)) > prefill_rate(POOL, loaded)
 
 
 def test_the_floor_takes_places_from_priority_only_while_lower_work_waits():

@@ -86,6 +86,17 @@ def test_a_newcomer_sees_what_falls_due_while_it_would_run_and_the_rest_only_aft
     assert promises.ahead("p", B, "t", JOB, 10.0) == module.NOTHING
 
 
+def test_of_prompts_a_newcomer_sees_only_those_that_fall_due_before_its_own_first_token():
+    """Else each refusal would make the next one likelier, and a door that had refused some would stay shut."""
+    promises = Promises()
+    for in_s in (0.2, 2.0, 3.0):
+        promises.promise("p", P, "t", JOB, 0.0, in_s)
+    seen = promises.ahead("p", P, "t", JOB, 4.0, 0.5)
+    weight = HABIT_PRIOR
+    assert (seen.near.jobs, seen.near.prompt_tokens) == (round(3 * weight), round(100 * weight))
+    assert (seen.later.jobs, seen.later.prompt_tokens) == (0, round(200 * weight)), "the rest stands before its retry"
+
+
 def test_a_flood_of_one_tenant_puts_off_another_by_one_of_its_jobs():
     promises = Promises()
     for n in range(200):

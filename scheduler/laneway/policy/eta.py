@@ -114,6 +114,14 @@ def rates(pool: Pool, plan: PoolPlan, *, context_tokens: int = 0) -> Rates:
     )
 
 
+def prefill_rate(pool: Pool, plan: PoolPlan) -> float:
+    """Prompt tokens a second that all workers of a pool compute beside what runs there, with the contexts that it has:
+    what its queue of prompts is emptied with. O(1)."""
+    running = max(0, plan.slots - plan.free_slots)
+    context = max(0, plan.kv_tokens - plan.free_kv_tokens) // running if running else 0
+    return rates(pool, plan, context_tokens=context).prefill_tokens_per_s * max(1, plan.workers)
+
+
 def best_rates(pool: Pool, plan: PoolPlan, *, context_tokens: int = 0) -> Rates:
     """The better of measured and prior: what the pool may do once it is idle."""
     alone = _by_steps(plan, 1.0, context_tokens)
@@ -124,12 +132,14 @@ def best_rates(pool: Pool, plan: PoolPlan, *, context_tokens: int = 0) -> Rates:
 
 
 def _by_steps(plan: PoolPlan, batch: float, context_tokens: int) -> Rates | None:
-    """A prompt token costs its part of a step of `batch` sequences besides its own: gamma + t(b, 0) / C."""
+    """A prompt token costs its part of a step of `batch` sequences besides its own: gamma + t(b, 0) / (C - b), since
+    each sequence takes one token of the step."""
     times = plan.step_times
     if times.base_s <= 0.0:
         return None
     step_s = times.decode_s(round(batch), round(batch * context_tokens))
-    token_s = times.prefill_token_s + (step_s / times.chunk_tokens if times.chunk_tokens else 0.0)
+    chunk = max(1.0, times.chunk_tokens - batch) if times.chunk_tokens else math.inf
+    token_s = times.prefill_token_s + step_s / chunk
     return Rates(1.0 / token_s, 1.0 / step_s) if token_s > 0.0 else None
 
 

@@ -24,7 +24,7 @@ from laneway.policy.calibration import Stated, stated
 from laneway.policy.eta import Eta, Rates
 from laneway.policy.fire import FireParams, latest_start_s
 
-WAIT_FACTOR_MIN, WAIT_FACTOR_MAX = 0.5, 4.0  # what was learned of waits decides within these
+WAIT_FACTOR_MIN, WAIT_FACTOR_MAX = 0.5, 2.0  # what was learned of waits decides within these
 
 
 class Judged(Struct, frozen=True):

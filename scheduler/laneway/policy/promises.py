@@ -5,10 +5,10 @@ callers who kept to their times would be refused again behind others who came fi
 time as a place, with the work that comes to it:
 
 - a newcomer of tenant t sees promised work as work ahead: what falls due while it would hold its own place decides on
-  its verdict (`near`: a pool at rest must not refuse for the sake of what comes later), all of it on the time that it
-  is told when refused (`later`). Of other tenants' places it sees at most (tenants with places) x (what t holds + its
-  own), which is what turns by tenant would give: a flood of one tenant's refusals puts off another's first request by
-  one of its jobs only;
+  its verdict (`near`: a pool at rest must not refuse for the sake of what comes later; of prompts only those that fall
+  due before its own first token), all of it on the time that it is told when refused (`later`). Of other tenants'
+  places it sees at most (tenants with places) x (what t holds + its own), which is what turns by tenant would give: a
+  flood of one tenant's refusals puts off another's first request by one of its jobs only;
 - a request of the tenant that comes from its time on, within GRACE, redeems its oldest place, is judged without any
   promised work before it, and by expectations alone (policy.admit). Refused again, it stands first, not last;
 - a place that nobody redeems within its grace is gone, and the tenant's next ones weigh less.
@@ -29,6 +29,7 @@ one that had all.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from itertools import islice
@@ -77,10 +78,10 @@ class _Sum:
     def __init__(self) -> None:
         self.jobs = self.tokens = self.device_s = 0.0
 
-    def add(self, place: Place, sign: float = 1.0) -> None:
+    def add(self, place: Place, sign: float = 1.0, *, prompt: bool = True) -> None:
         share = sign * place.weight
         self.jobs += share * place.load.jobs
-        self.tokens += share * place.load.prompt_tokens
+        self.tokens += share * place.load.prompt_tokens if prompt else 0.0
         self.device_s += share * place.load.device_s
 
 
@@ -110,8 +111,11 @@ class Promises:
     def __len__(self) -> int:
         return self._count
 
-    def ahead(self, pool: str, lane: Lane, tenant: str, own: Load, near_until_s: float) -> Ahead:
-        """Promised work that a newcomer sees before it. Call `expire` first."""
+    def ahead(
+        self, pool: str, lane: Lane, tenant: str, own: Load, near_until_s: float, first_until_s: float = math.inf
+    ) -> Ahead:
+        """Promised work that a newcomer sees before it. Call `expire` first. `near_until_s`: until when it would hold
+        its own place; `first_until_s`: by when its prompt is to be computed, what comes later is behind it."""
         line = self._lines.get((pool, lane))
         if line is None:
             return NOTHING
@@ -119,10 +123,11 @@ class Promises:
         for place in islice(line.by_due, NEAR_MAX):
             if place.due_s > near_until_s:
                 break
+            prompt = place.due_s <= first_until_s
             if place.tenant == tenant:
-                mine.add(place)
+                mine.add(place, prompt=prompt)
             else:
-                others.add(place)
+                others.add(place, prompt=prompt)
                 tenants.add(place.tenant)
         near = _before(others, mine, len(tenants), own)
         every, all_mine = _Sum(), line.of_tenant.get(tenant) or _Sum()

@@ -354,6 +354,8 @@ class World:
         if ticket.where is not None:
             worker = ticket.where
             self.stop(ticket)
+            if self.outcomes.end[ticket.index] != End.OPEN:  # it had its answer at this very moment
+                return
             self._finish(ticket, End.LEFT)
             self._discipline.ended(ticket, worker)
             self._discipline.stepped(worker)

@@ -22,7 +22,7 @@ from laneway.core.fleet import Plan, PoolPlan
 from laneway.core.job import Contract
 from laneway.core.lanes import Lane
 from laneway.policy.admit import AdmitParams, Ask, Decision, Situation, admit, brought, full_lane_retry_s
-from laneway.policy.eta import Load, PoolView, pool_view, rates
+from laneway.policy.eta import Load, PoolView, pool_view, prefill_rate
 from laneway.runtime import metrics
 from laneway.runtime.draining import Draining
 from laneway.runtime.leases import LeaseWatcher
@@ -125,7 +125,7 @@ class Judge:
             view = pool_view(pool.name, plan, () if fresh else self._leases.live(), Load(), fresh=fresh)
             view = replace(view, inflow=self._ledger.inflow.of(pool.name))
             on_record = plan.pool(pool.name) if plan is not None else PoolPlan(pool.name)
-            prefill = rates(pool, on_record).prefill_tokens_per_s * max(1, on_record.workers)
+            prefill = prefill_rate(pool, on_record)
             known = self._by_plan[pool.name] = _Known(pool.name, view, prefill)
         return known
 

@@ -62,7 +62,8 @@ class Places:
                 candidate.prompt_tokens, candidate.expected_tokens
             )
             held_s = service_s + contract.ttft_target_s if lane is Lane.PRIORITY else contract.deadline_s - now_s
-            ahead[pool] = promises.ahead(pool, lane, tenant, _load(candidate, lane, service_s), at_s + held_s)
+            load, first_s = _load(candidate, lane, service_s), at_s + contract.ttft_target_s
+            ahead[pool] = promises.ahead(pool, lane, tenant, load, at_s + held_s, first_s)
         return Looked(ahead, places)
 
     def settle(self, decision: Decision, looked: Looked, tenant: str) -> Decision:

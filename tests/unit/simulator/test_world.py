@@ -63,10 +63,16 @@ def trace_of(rows: list[tuple[float, int, int, int, float, float, float]], **col
 
 
 def play(
-    trace: Trace, workers: int = 2, *, seed: int = 0, deaths: Iterable[tuple[float, int]] = (), **params: Any
+    trace: Trace,
+    workers: int = 2,
+    *,
+    slots: int = 32,
+    seed: int = 0,
+    deaths: Iterable[tuple[float, int]] = (),
+    **params: Any,
 ) -> Run:
-    setup = Setup(load_profile("h100-8b-fp8"), EngineSize(slots=32), workers)
-    ours = replace(OurParams.of(PolicySettings(), slots=32, look_s=0.25), **params)
+    setup = Setup(load_profile("h100-8b-fp8"), EngineSize(slots=slots), workers)
+    ours = replace(OurParams.of(PolicySettings(), slots=slots, look_s=0.25), **params)
     fleet = FleetParams(workers=workers, boot_s=20.0)
     discipline = Laneway(setup.pool(), setup.times, ours)
     return World(trace, discipline, fleet, setup.engine, setup.times, seed=seed, deaths=deaths).run()
@@ -100,6 +106,27 @@ def test_priority_keeps_its_promise_beside_batch_that_fills_the_rest():
     kept = (outcomes.ttft_s <= trace.ttft_s) & (outcomes.tpot_s <= trace.tpot_s)
     assert kept[chats].mean() >= 0.95
     assert ends(run, BATCH) == {End.DONE: 200}
+
+
+def test_a_door_that_refused_some_in_a_burst_costs_hardly_any_of_what_the_pool_can_do():
+    """At a load that the pool serves, bursts included, the door must not keep away more than it protects."""
+    trace = traffic(8, priority_per_s=94.0, span_s=60.0, deferrable_per_s=0.0001, batch=0)
+    served, judged = play(trace, 4, slots=64, refuse=False), play(trace, 4, slots=64)
+    assert kept(served) > 0.98, "the load is one that the pool can do"
+    assert kept(judged) >= kept(served) - 0.02
+
+
+def kept(run: Run) -> float:
+    outcomes, trace = run.outcomes, run.trace
+    in_time = (outcomes.ttft_s <= trace.ttft_s) & (outcomes.tpot_s <= trace.tpot_s)
+    return float((in_time & (outcomes.end == End.DONE)).mean())
+
+
+def test_callers_who_leave_at_the_very_moment_of_their_answer_end_once():
+    rows = [(0.0, PRIORITY, 300, 1, 0.5, 0.03, 60.0)]
+    first_s = float(play(trace_of(rows), 1).outcomes.first_s[0])
+    run = play(replace(trace_of(rows), patience_s=np.array([first_s])), 1)
+    assert ends(run) in ({End.DONE: 1}, {End.LEFT: 1})
 
 
 def test_in_an_overload_doors_refuse_and_say_when_to_come_and_what_is_taken_is_served():

@@ -13,7 +13,7 @@ from laneway.core.job import Contract
 from laneway.core.lanes import LANES, Lane
 from laneway.policy import eta as etas
 from laneway.policy.admit import Ask, Candidate, Decision, Placement, Situation, admit, brought
-from laneway.policy.eta import Load, PoolView, pool_view, rates
+from laneway.policy.eta import Load, PoolView, pool_view, prefill_rate
 from laneway.policy.inflow import Inflow
 from laneway.policy.lengths import LengthBook
 from laneway.policy.promises import NOTHING, Place, Promises
@@ -40,7 +40,7 @@ class Door:
         self._refusing: set[str] = set()
         self._plan: Plan | None = None
         self._view = PoolView(PoolPlan(pool.name, workers=pool.workers, slots=pool.slots * pool.workers))
-        self._prefill_tokens_per_s = rates(pool, self._view.plan).prefill_tokens_per_s * pool.workers
+        self._prefill_tokens_per_s = prefill_rate(pool, self._view.plan)
         self._total = Load()
         self._prompts = (0.0, 0.0)  # tokens not prefilled, as of
 
@@ -52,8 +52,7 @@ class Door:
         self._inflow.observe(plan, now_s)
         view = pool_view(self._pool.name, plan, (), Load(), fresh=True)
         self._view = replace(view, inflow=self._inflow.of(self._pool.name))
-        pool = plan.pool(self._pool.name)
-        self._prefill_tokens_per_s = rates(self._pool, pool).prefill_tokens_per_s * max(1, pool.workers)
+        self._prefill_tokens_per_s = prefill_rate(self._pool, plan.pool(self._pool.name))
         self._total = Load()
 
     def answered(self, ticket: Ticket) -> None:
@@ -117,7 +116,8 @@ class Door:
             candidate.prompt_tokens, candidate.expected_tokens
         )
         held_s = service_s + contract.ttft_target_s if lane is Lane.PRIORITY else contract.deadline_s - now_s
-        ahead = promises.ahead(name, lane, tenant, self._load(candidate, lane, service_s), now_s + held_s)
+        load, first_s = self._load(candidate, lane, service_s), now_s + contract.ttft_target_s
+        ahead = promises.ahead(name, lane, tenant, load, now_s + held_s, first_s)
         return None, ahead.near, ahead.later
 
     def _settle(self, decision: Decision, place: Place | None, tenant: str, now_s: float) -> None:
