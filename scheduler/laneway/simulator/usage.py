@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from laneway.core.fleet import StepTimes
 from laneway.core.lanes import LANES
 from laneway.simulator.outcomes import Usage
+from laneway.simulator.trace import Floats
 
 if TYPE_CHECKING:
     from laneway.simulator.engine import Engine
     from laneway.simulator.world import Worker
 
+_Tokens = TypeVar("_Tokens", float, Floats)
 REFERENCE_BATCH = 32  # sequences that share a decode step in what a token is worth
 
 
-def device_s(prompt_tokens: int, output_tokens: int, times: StepTimes) -> float:
+def device_s(prompt_tokens: _Tokens, output_tokens: _Tokens, times: StepTimes) -> _Tokens:
     """Of one accelerator, what a request is worth: its prompt in full chunks, and of each decode step its share.
 
     prefill = prompt x (gamma + base / chunk);  decode = output x (base + beta B + kappa B c) / B at a batch B of 32,
