@@ -14,7 +14,7 @@ In a second with s starts of a class, token time T and o tokens of an answer aft
 that fits: prompt tokens within C / (t(b) + gamma C) a worker, places, KV, and for lower lanes what the policy grants.
 
 Left out: prefix caches, sessions, retries, callers who leave, tenants, hold windows (lower lanes start where there is
-room), the lanes' floor, forecasts. Requests that a lost worker held start again from nothing.
+room), forecasts. Requests that a lost worker held start again from nothing.
 Units: seconds, tokens, requests. Cost: O(regions x classes) a second.
 """
 
@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from laneway.core.catalogue import Pool
 from laneway.core.fleet import Demand
@@ -32,6 +33,7 @@ from laneway.core.lanes import LANES
 from laneway.policy.desired import DesiredParams
 from laneway.policy.headroom import HeadroomParams
 from laneway.policy.interference import THETA_STEP_S, InterferenceParams, next_theta
+from laneway.policy.pull import PullParams
 from laneway.simulator import fleet_budget
 from laneway.simulator import fleet_model as model
 from laneway.simulator.fleet_budget import Grant, State, Targets
@@ -40,10 +42,14 @@ from laneway.simulator.fleet_load import FleetLoad
 from laneway.simulator.fleet_result import FleetResult, Recorder
 from laneway.simulator.fleet_scale import Loss, Workers, load_for
 from laneway.simulator.fleet_spill import spill
+from laneway.simulator.fleet_starts import Asked, Room
+from laneway.simulator.fleet_starts import shares as starts_of
 from laneway.simulator.trace import Floats
 
 ROUNDS = 3  # in which a second's token time is found
 P95 = 1.645  # standard deviations above the mean
+ADMIT_SHARE = 0.8  # of the wait that a promise leaves, what a door lets in by
+BACKLOG_S = 0.05  # of arrivals: a longer line is one of the fluid
 FAR_S = 1e6  # a promise that was not made
 
 
@@ -53,6 +59,7 @@ class FleetRules:
 
     interference: InterferenceParams = field(default_factory=InterferenceParams)
     headroom: HeadroomParams = field(default_factory=HeadroomParams)
+    pull: PullParams = field(default_factory=PullParams)
     strict: bool = False
     refuse: bool = True  # priority requests whose wait alone would break their TTFT promise
     lower: bool = True  # off: only priority is served (the bound without batch)
@@ -87,9 +94,10 @@ class Fleet:
         self._far_share, self._far_s = np.zeros(regions), np.zeros(regions)  # spilled here of what comes, and its RTT
         self._counts = np.zeros((fleet_budget.SPAN_S, regions))  # priority arrivals by second
         self._kept = np.zeros(regions)
-        self._targets = Targets(
-            min([FAR_S, *classes.tpot_s[self._priority]]), min([FAR_S, *classes.ttft_s[self._priority]]), self._rules.strict
-        )  # fmt: skip
+        self._started = np.zeros(regions)  # priority requests, in the last second
+        self._behind = np.zeros(regions, dtype=np.bool_)  # priority has a backlog
+        tpot_s, ttft_s = (min([FAR_S, *column[self._priority]]) for column in (classes.tpot_s, classes.ttft_s))
+        self._targets = Targets(tpot_s, ttft_s, self._rules.strict)
         self._deadline_s = np.array([max([0.0, *classes.deadline_s[classes.lane == n]]) for n in range(len(LANES))])
 
     def run(self) -> FleetResult:
@@ -109,6 +117,7 @@ class Fleet:
         came = arrived
         prompt = self._mean_prompt(arrived)
         can = self._prefill_rate()[0] / prompt  # starts a second of priority
+        can = np.where(self._behind, np.minimum(can, self._started), can)
         if self._rules.rtt_s is not None and len(arrived) > 1:
             waiting = (self._lines.waiting @ self._of_lane)[:, 0]
             rtt_s = np.asarray(self._rules.rtt_s, dtype=np.float64)
@@ -131,11 +140,11 @@ class Fleet:
         if not self._rules.refuse:
             return np.zeros_like(came)
         mine = came[:, self._priority].sum(axis=1)
-        own_s = (self._prefill_s(self._decoding)[:, self._priority]).mean(axis=1) if mine.any() else 0.0
-        room = can * (1.0 + np.maximum(0.0, self._targets.ttft_s - own_s))
-        waiting = (self._lines.waiting @ self._of_lane)[:, 0]
-        share = 1.0 - np.clip(_ratio(room - waiting, mine), 0.0, 1.0)
-        return came * np.where(self._priority, share[:, None], 0.0)
+        may_wait_s = np.minimum(self._classes.ttft_s, FAR_S) - self._prefill_s(self._decoding)
+        room = can[:, None] * (1.0 + ADMIT_SHARE * np.maximum(0.0, may_wait_s))
+        waiting = (self._lines.waiting @ self._of_lane)[:, :1]
+        share = 1.0 - np.clip(_ratio(room - waiting, mine[:, None]), 0.0, 1.0)
+        return came * np.where(self._priority, share, 0.0)
 
     # --- workers -------------------------------------------------------------------------------------------
 
@@ -183,12 +192,13 @@ class Fleet:
         worth = self._lines.waiting * self._classes.device_s
         heads = self._lines.head_s
         for region, workers in enumerate(self._workers):
+            due_s, work_s = heads[region] + self._deadline_s, worth[region] @ self._of_lane
             demand = [
-                [Demand(float(heads[region, lane] + self._deadline_s[lane]), float(worth[region] @ self._of_lane[:, lane]))]
-                if waiting[region, lane] > 0.0 and self._deadline_s[lane] < math.inf
+                [Demand(float(due_s[lane]), float(work_s[lane]))]
+                if work_s[lane] > 0.0 and due_s[lane] < math.inf
                 else []
                 for lane in range(1, len(LANES))
-            ]  # fmt: skip
+            ]
             load = load_for(
                 self._pool, waiting[region], running[region], float(seen[:, region].mean()), self._load.dispersion,
                 demand, int(self._up[region]),
@@ -208,6 +218,8 @@ class Fleet:
             self._pace(starts, 0.5 * (before + before * stays + starts * grow))
         starts, waited_s = self._lines.take(shares)
         stays, grow = self._balance()
+        self._started = starts @ self._priority
+        self._behind = self._lines.waiting @ self._priority > BACKLOG_S * self._started
         kept, wait_s = self._judge(starts, waited_s)
         self._decoding = before * stays + starts * grow
         timely = self._timely * stays + starts * kept * grow
@@ -300,7 +312,7 @@ class Fleet:
         )
 
     def _shares(self, waiting: Floats, staying: Floats, grow: Floats) -> Floats:
-        """Of each lane's line, what starts in this second. `staying`: those that decode and will still do so at its end;
+        """Of each lane's line, what starts now. `staying`: those that decode and will still do so at the second's end;
         `grow`: what a start adds to them."""
         reserve, lane_of = self._classes.reserve_tokens, self._of_lane
         adds = grow + self._prefill_s(self._decoding)
@@ -308,21 +320,15 @@ class Fleet:
         kv = (waiting * adds * reserve) @ lane_of
         rate = self._prefill_rate()[0]
         free = self._up * self._pool.slots - staying.sum(axis=1)
-        kv_free = (
-            self._up * float(self._pool.kv_tokens or math.inf) - staying @ reserve if self._pool.kv_tokens else math.inf
-        )
-        shares = np.zeros_like(tokens)
-        for lane in range(len(LANES) if self._rules.lower else 1):
-            if lane == 1:
-                taken = shares[:, 0] * places[:, 0]
-                rate = np.minimum(rate, self._grant.tokens_per_s)
-                free = np.minimum(free, self._grant.places - staying.sum(axis=1) - taken)
-            fits = np.minimum(_ratio(rate, tokens[:, lane]), _ratio(free, places[:, lane]))
-            fits = np.minimum(fits, _ratio(kv_free, kv[:, lane]))
-            share = shares[:, lane] = np.where(self._up > 0.0, np.clip(fits, 0.0, 1.0), 0.0)
-            rate = rate - share * tokens[:, lane]
-            free, kv_free = free - share * places[:, lane], kv_free - share * kv[:, lane]
-        return shares
+        kv_free = self._up * (self._pool.kv_tokens or FAR_S * FAR_S) - staying @ reserve
+        asked = Asked(waiting @ lane_of, tokens, places, kv)
+        if not self._rules.lower:
+            asked = Asked(*(each * np.eye(len(LANES))[0] for each in (asked.count, tokens, places, kv)))
+        lower_places = self._grant.places - staying.sum(axis=1)
+        room = Room(rate, free, kv_free)
+        out = starts_of(asked, room, self._grant.tokens_per_s, lower_places, self._rules.pull)
+        served = [True, self._rules.lower, self._rules.lower]
+        return np.where((self._up > 0.0)[:, None] & np.array(served), out, 0.0)
 
     # --- promises ------------------------------------------------------------------------------------------
 
@@ -331,17 +337,12 @@ class Fleet:
         classes = self._classes
         places, prefill = self._waits(starts)
         fluid_s = waited_s[:, classes.lane]
-        mean, context = self._worker(self._decoding)
         own_s = self._prefill_s(self._decoding)
-        left_s = classes.ttft_s - fluid_s - own_s
+        left_s = classes.ttft_s - fluid_s - own_s  # what is left for chance
         near, far = (places.within(x) * prefill.within(x) for x in (left_s, left_s - self._far_s[:, None]))
         in_time = near + self._far_share[:, None] * (far - near)
         in_time = np.where(np.isinf(classes.ttft_s), 1.0, in_time)
-        sd_s = model.tpot_sd_s(
-            self._times, self._token_s, self._steps, (starts.sum(axis=1) / np.maximum(self._up, 1.0))[:, None],
-            (_ratio(starts @ classes.prompt_square, starts.sum(axis=1), 0.0))[:, None], mean[:, None],
-            self._index[:, None], context[:, None],
-        )  # fmt: skip
+        sd_s = self._tpot_sd_s(starts)
         paced = model.normal_cdf((np.minimum(classes.tpot_s, FAR_S) - self._token_s) / (sd_s + model.SMALL))
         high = np.where(self._priority, (self._token_s + P95 * sd_s) / classes.tpot_s, 0.0)
         self._tpot_ratio = _ratio((high * starts).sum(axis=1), (starts * self._priority).sum(axis=1), 0.0)
@@ -352,8 +353,26 @@ class Fleet:
         wait_s = waited_s + np.where(np.arange(len(LANES)) == 0, chance_s, 0.0)
         return in_time * paced * whole, wait_s
 
+    def _tpot_sd_s(self, starts: Floats) -> Floats:
+        """By class. Prompts of lower lanes are paced, so those of priority are what varies."""
+        mine = starts * self._priority
+        per_s = mine.sum(axis=1)
+        workers = np.maximum(self._up, 1.0)
+        cut = self._rules.interference.budget and self._rules.interference.slices
+        regular = np.maximum(0.0, 1.0 - self._load.dispersion / workers)
+        mean_tokens = _ratio(mine @ self._classes.prompt_tokens, per_s, 0.0)
+        # A prompt of more than a chunk goes in slices where it would break the TPOT of others.
+        sliced = self._classes.prompt_tokens * self._times.chunk_tokens
+        squares = np.minimum(self._classes.prompt_square, sliced) if cut else self._classes.prompt_square
+        square = _ratio(mine @ squares, per_s, 0.0) - regular * mean_tokens**2
+        mean, context = self._worker(self._decoding)
+        return model.tpot_sd_s(
+            self._times, self._token_s, self._steps, (per_s / workers)[:, None], np.maximum(square, 0.0)[:, None],
+            mean[:, None], self._index[:, None], context[:, None],
+        )  # fmt: skip
+
     def _waits(self, starts: Floats) -> tuple[model.Wait, model.Wait]:
-        """Of priority, beyond the fluid: for a place, and for the prompts ahead at its worker. By region, as columns."""
+        """Of priority, beyond the fluid: for a place, and for prompts ahead at its worker. By region, as columns."""
         mine = starts * self._priority
         per_s = mine.sum(axis=1)
         offered = ((self._decoding + self._prefilling) * self._priority).sum(axis=1)
@@ -369,11 +388,11 @@ class Fleet:
         prefill = model.wait_for_prefill(
             per_s / workers * service_s, service_s, square, self._load.dispersion / workers
         )
-        return _column(places), _column(prefill)
+        return _column(places, ~self._behind), _column(prefill, ~self._behind)
 
 
-def _column(wait: model.Wait) -> model.Wait:
-    return model.Wait(wait.probability[:, None], wait.mean_s[:, None])
+def _column(wait: model.Wait, clear: NDArray[np.bool_]) -> model.Wait:
+    return model.Wait((wait.probability * clear)[:, None], wait.mean_s[:, None])
 
 
 def _ratio(amount: Floats | float, of: Floats, otherwise: float = math.inf) -> Floats:

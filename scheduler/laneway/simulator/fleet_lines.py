@@ -35,7 +35,7 @@ class Lines:
     @property
     def waiting(self) -> Floats:
         """By region and class."""
-        return np.maximum(self._came[self._end] - self._left_class, 0.0)
+        return np.asarray(np.maximum(self._came[self._end] - self._left_class, 0.0))
 
     @property
     def head_s(self) -> Floats:
@@ -43,7 +43,7 @@ class Lines:
         begin = self._came_lane[self._head, self._region, self._lane]
         size = self._came_lane[np.minimum(self._head + 1, self._end), self._region, self._lane] - begin
         share = np.where(size > 0.0, (self._left - begin) / np.where(size > 0.0, size, 1.0), 1.0)
-        return np.minimum(self._head + np.clip(share, 0.0, 1.0), self._end)
+        return np.asarray(np.minimum(self._head + np.clip(share, 0.0, 1.0), self._end))
 
     def take(self, share: Floats) -> tuple[Floats, Floats]:
         """Takes this share of each lane's line from its head: who they are by class, and how long they have waited on

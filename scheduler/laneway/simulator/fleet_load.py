@@ -7,8 +7,9 @@ Units: seconds, tokens, requests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,8 +85,18 @@ def load_of(trace: Trace, times: StepTimes, *, buckets: int = 6, regions: int = 
     seconds = trace.arrival_s.astype(np.int64)
     span_s = int(seconds[-1]) + 1 + after_s
     arrivals = np.bincount(seconds * count + number, minlength=span_s * count).reshape(span_s, 1, count)
-    shared = np.repeat(arrivals.astype(np.float32) / regions, regions, axis=1)
-    return FleetLoad(_classes(trace, number, count, worth), shared)
+    shared = np.repeat(arrivals / regions, regions, axis=1).astype(np.float32)
+    return FleetLoad(_classes(trace, number, count, worth), shared, dispersion_within(trace.arrival_s[trace.lane == 0]))
+
+
+def dispersion_within(arrival_s: Floats) -> float:
+    """Index of dispersion of the counts of tenths of a second around the mean of their second; at least 1."""
+    if len(arrival_s) < 2:
+        return 1.0
+    tenths = np.floor(arrival_s * 10.0).astype(np.int64)
+    counts = np.bincount(tenths, minlength=(int(tenths[-1]) // 10 + 1) * 10).reshape(-1, 10)
+    variance = counts.var(axis=1, ddof=1)
+    return max(1.0, float(variance.sum() / counts.mean(axis=1).sum()))
 
 
 def _classes(trace: Trace, number: Ints, count: int, worth: Floats) -> Classes:
@@ -97,14 +108,23 @@ def _classes(trace: Trace, number: Ints, count: int, worth: Floats) -> Classes:
     lane = np.zeros(count, dtype=np.int64)
     lane[number] = trace.lane
     # Of promises that differ within a class the median is taken: most have one.
-    promised = [
+    ttft_s, tpot_s, deadline_s = (
         np.array([np.median(column[number == each]) for each in range(count)])
         for column in (trace.ttft_s, trace.tpot_s, trace.deadline_s)
-    ]
+    )
     return Classes(
-        lane, mean(prompt), mean(prompt**2), mean(output), mean(output**2),
-        mean(output * (prompt + output / 2.0)) / mean(output), mean(prompt + trace.max_tokens), *promised, mean(worth),
-    )  # fmt: skip
+        lane=lane,
+        prompt_tokens=mean(prompt),
+        prompt_square=mean(prompt**2),
+        output_tokens=mean(output),
+        answer_square=mean(output**2),
+        context_tokens=mean(output * (prompt + output / 2.0)) / mean(output),
+        reserve_tokens=mean(prompt + trace.max_tokens),
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        deadline_s=deadline_s,
+        device_s=mean(worth),
+    )
 
 
 def diurnal(
@@ -130,23 +150,31 @@ def diurnal(
     return FleetLoad(classes, out)
 
 
-def one_class(lane: int, prompt_tokens: float, output_tokens: float, times: StepTimes, **promises: float) -> Classes:
-    """A class of equal requests. `promises`: ttft_s, tpot_s, deadline_s; inf where left out."""
-    return joined([_single(lane, prompt_tokens, output_tokens, times, promises)])
+def equal_requests(
+    lane: int, prompt_tokens: float, output_tokens: float, times: StepTimes, *, ttft_s: float = math.inf,
+    tpot_s: float = math.inf, deadline_s: float = math.inf,
+) -> Classes:  # fmt: skip
+    """One class, of requests that are all the same."""
 
-
-def joined(parts: Sequence[Classes]) -> Classes:
-    names = Classes.__slots__
-    return Classes(*(np.concatenate([getattr(each, name) for each in parts]) for name in names))
-
-
-def _single(lane: int, prompt: float, output: float, times: StepTimes, promises: dict[str, float]) -> Classes:
     def column(value: float) -> Floats:
         return np.array([value], dtype=np.float64)
 
     return Classes(
-        np.array([lane]), column(prompt), column(prompt**2), column(output), column(output**2),
-        column(prompt + output / 2.0), column(prompt + output),
-        *(column(promises.get(name, np.inf)) for name in ("ttft_s", "tpot_s", "deadline_s")),
-        column(device_s(prompt, output, times)),
-    )  # fmt: skip
+        lane=np.array([lane]),
+        prompt_tokens=column(prompt_tokens),
+        prompt_square=column(prompt_tokens**2),
+        output_tokens=column(output_tokens),
+        answer_square=column(output_tokens**2),
+        context_tokens=column(prompt_tokens + output_tokens / 2.0),
+        reserve_tokens=column(prompt_tokens + output_tokens),
+        ttft_s=column(ttft_s),
+        tpot_s=column(tpot_s),
+        deadline_s=column(deadline_s),
+        device_s=column(device_s(prompt_tokens, output_tokens, times)),
+    )
+
+
+def joined(parts: Sequence[Classes]) -> Classes:
+    return Classes(
+        **{each.name: np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Classes)}
+    )

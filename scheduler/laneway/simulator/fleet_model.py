@@ -17,7 +17,8 @@ prompt tokens computed a second at each, step times (base, sigma, kappa, gamma),
 - Prompts at one worker queue for its prefill: mean wait rho S / (1 - rho) x (ca^2 + cs^2) / 2 (Allen and Cunneen;
   exact for M/G/1, Pollaczek and Khinchine), of which rho wait at all, exponentially.
 - TPOT of a request is the mean of the steps of its answer: with o tokens they see the prompts that arrive at its worker
-  in o steps, a compound Poisson sum, and the variation of b. Taken as normal.
+  in o steps, a sum of random length with variance lambda o T (E[P^2] - (1 - F / n) E[P]^2), and the variation of b.
+  Taken as normal.
 """
 
 from __future__ import annotations
@@ -93,11 +94,12 @@ def residual_s(step_s: Floats, chunk_s: Floats, share: Floats) -> Floats:
 
 
 def tpot_sd_s(
-    times: StepTimes, token_s: Floats, output_tokens: Floats, prompts_per_s: Floats, prompt_square: Floats,
-    sequences: Floats, index: Floats, context_tokens: Floats,
+    times: StepTimes, token_s: Floats, steps: Floats, prompts_per_s: Floats, prompt_square: Floats, sequences: Floats,
+    index: Floats, context_tokens: Floats,
 ) -> Floats:  # fmt: skip
-    """Standard deviation of the mean time between tokens, of answers of so many tokens. `prompts_per_s`: at a worker."""
-    life_s = output_tokens * token_s
-    prompts = times.prefill_token_s**2 * prompts_per_s * prompt_square * life_s / np.maximum(output_tokens, 1.0) ** 2
+    """Standard deviation of the mean time between tokens, of answers of so many steps. `prompts_per_s`: of a worker,
+    those whose time nobody chooses (what a budget paces does not vary); `prompt_square`: their mean square, less what
+    regular arrivals take off it."""
+    seen = prompts_per_s * prompt_square * token_s / np.maximum(steps, 1.0)
     crowd = (times.sequence_s + times.context_token_s * context_tokens) ** 2 * sequences * index
-    return np.asarray(np.sqrt(prompts + crowd))
+    return np.asarray(np.sqrt(times.prefill_token_s**2 * seen + crowd))

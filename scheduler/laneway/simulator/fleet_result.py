@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,12 +96,18 @@ class Recorder:
         self._classes = load.classes
         self._of_lane = load.classes.of_lane
         shape = load.arrivals.shape[:2]
-        by_lane = [
-            np.zeros((*shape, len(LANES)), dtype=np.float32)
-            for _ in range(10)
-        ]  # fmt: skip
-        alone = [np.zeros(shape, dtype=np.float32) for _ in range(4)]
-        self._tables = FleetResult(*by_lane, *alone, 0)
+
+        def by_lane() -> Table:
+            return np.zeros((*shape, len(LANES)), dtype=np.float32)
+
+        def by_region() -> Table:
+            return np.zeros(shape, dtype=np.float32)
+
+        self._tables = FleetResult(
+            by_lane(), by_lane(), by_lane(), by_lane(), by_lane(),
+            by_lane(), by_lane(), by_lane(), by_lane(), by_lane(),
+            by_region(), by_region(), by_region(), by_region(), 0,
+        )  # fmt: skip
 
     def came(self, second: int, arrived: Floats, refused: Floats) -> None:
         """By region and class; refused ones are judged."""
@@ -138,5 +144,4 @@ class Recorder:
         tables.tpot_s[second], tables.workers[second] = tpot_s, workers
 
     def result(self, reversals: int) -> FleetResult:
-        tables = self._tables
-        return FleetResult(*(getattr(tables, name) for name in FleetResult.__slots__[:-1]), reversals)
+        return replace(self._tables, reversals=reversals)
