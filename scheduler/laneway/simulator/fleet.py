@@ -264,7 +264,7 @@ class Fleet:
         self._prompts = (starts @ classes.prompt_tokens) / workers
         self._priority_prompts = (starts * self._priority) @ classes.prompt_tokens / workers
         lower = self._prompts - self._priority_prompts
-        beside = lower * _ratio(self._grant.beside_per_s * workers, self._grant.tokens_per_s)
+        beside = lower * _ratio(self._grant.beside_per_s * workers, self._grant.tokens_per_s, 0.0)
         seen = np.minimum(np.maximum(mean + self._index, 1.0), max(1, self._pool.slots))
         step_s = model.decode_s(self._times, np.maximum(seen, mean), context)
         with_priority = step_s / (1.0 - np.minimum(gamma * (self._priority_prompts + beside), 0.98))

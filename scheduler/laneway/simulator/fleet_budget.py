@@ -106,5 +106,6 @@ def headroom(
     stay_s = np.maximum(here * window / mean, 1e-3)
     share = np.minimum(1.0, stay_s / window)
     jobs = share * mean + params.z * np.sqrt(index * share * mean) - here * np.minimum(1.0, window / stay_s)
-    kept = np.minimum(np.ceil(np.maximum(jobs, 0.0)), int(KEPT_SHARE * slots))
+    jobs = np.where(windows.any(axis=0), np.maximum(jobs, 0.0), 0.0)
+    kept = np.minimum(np.ceil(jobs - 1e-9), int(KEPT_SHARE * slots))
     return np.asarray(np.maximum(float(params.slots_min), kept))
