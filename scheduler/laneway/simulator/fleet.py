@@ -10,13 +10,11 @@ In a second with s starts of a class, token time T and o tokens of an answer aft
 
     decoding' = decoding e + s o T (1 - e),    e = exp(-1 / (o T)),    T = t(b + I) / (1 - gamma p)
 
-(the solution of the linear balance over the second with T held; T is found in a few rounds). What starts is the most
-that fits: prompt tokens within C / (t(b) + gamma C) a worker, places, KV, and for lower lanes what the policy grants.
-
-Left out: preemption, prefix caches, sessions, retries, callers who leave, tenants, hold windows (lower lanes start where
-there is room), forecasts. Requests that a lost worker held start again from nothing. What batch gets is near the exact
-mode's as long as priority leaves a good part of the prefill; near saturation it is the floor's few starts, and is off
-by up to a fifth either way.
+(the linear balance, solved with T held; T is found in a few rounds). What starts is the most that fits: prompt tokens
+within C / (t(b) + gamma C) a worker, places, KV, and for lower lanes what the policy grants.
+Left out: preemption, prefix caches, sessions, retries, callers who leave, tenants, hold windows (lower lanes start
+where there is room), forecasts. What a lost worker held starts again from nothing. What batch gets is near the exact
+mode's as long as priority leaves a good part of the prefill; near saturation it is off by up to a fifth either way.
 Units: seconds, tokens, requests. Cost: O(regions x classes) a second.
 """
 
