@@ -148,7 +148,7 @@ def test_another_region_serves_the_callers_of_one_that_is_lost_if_it_is_near_eno
     assert near > 0.98
 
 
-def test_workers_are_added_for_what_comes_no_sooner_than_they_load_and_given_back_after():
+def test_workers_are_added_for_what_comes_and_given_back_after():
     counts = np.full((1800, 1, 1), 20.0, dtype=np.float32)
     counts[300:900] = 400.0
     scaled = run(FleetLoad(chat(), counts), 4, load_s=60.0, autoscale=DesiredParams(), refuse=False)
