@@ -61,7 +61,8 @@ class Trace:
 
     @property
     def span_s(self) -> float:
-        return float(self.arrival_s[-1]) if len(self) else 0.0
+        """Until the last arrival that is known before a run: later turns of sessions come when they come."""
+        return float(self.arrival_s.max()) if len(self) else 0.0
 
     def of_lane(self, lane: Lane) -> NDArray[np.bool_]:
         return np.equal(self.lane, LANES.index(lane))
