@@ -42,6 +42,13 @@ def test_rates_are_kept_on_average_and_exactly_where_they_are_steady():
     assert np.mean(sizes) == pytest.approx(4000, rel=0.08)
 
 
+def test_a_trace_shorter_than_a_block_is_drawn_whole():
+    for seed in range(5):
+        drawn = bootstrapped(steady(100), seed, span_s=1000.0)
+        assert len(drawn) == pytest.approx(1000, abs=11)
+        assert np.bincount((drawn.arrival_s // 100.0).astype(int)).min() >= 98
+
+
 def test_inside_a_block_everything_is_as_it_was_and_blocks_go_around_the_end():
     drawn = resample(steady(), streams(3, 1)[0], 300.0)
     steps = np.diff(drawn.prompt_tokens)

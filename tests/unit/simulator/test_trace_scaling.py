@@ -9,6 +9,7 @@ import pytest
 
 from laneway.core.lanes import LANES, Lane
 from laneway.simulator import made_up
+from laneway.simulator.clients import Client, Quantiles, trace_of_clients
 from laneway.simulator.columns import Contract, begin_s, joined, select, trace_of, with_blocks_of, with_contract
 from laneway.simulator.processes import (
     Lengths,
@@ -162,6 +163,19 @@ def test_smaller_blocks_say_the_same_of_what_is_shared():
         with_blocks_of(trace, 96)
 
 
+def test_a_block_that_a_prompt_does_not_fill_gives_only_the_smaller_ones_that_it_does():
+    partly = trace_of(
+        "partly",
+        np.zeros(1),
+        np.array([700]),
+        np.array([1]),
+        prefixes=Prefixes(512, np.array([4, 5]), np.array([0, 2])),
+    )
+    prefixes = with_blocks_of(partly, 32).prefixes
+    assert prefixes is not None
+    assert prefixes.of(0).tolist() == [*range(64, 80), *range(80, 85)]
+
+
 def shared_blocks(prefixes: Prefixes, one: int, other: int) -> int:
     first, second = prefixes.of(one), prefixes.of(other)
     size = min(len(first), len(second))
@@ -196,6 +210,17 @@ def test_a_days_course_has_its_peak_and_keeps_the_mean(peak: float):
 def test_a_varying_rate_moves_arrivals_and_loses_none_inside():
     times_s = varying(np.arange(0.5, 40.0), np.array([1.0, 0.0, 3.0]), 10.0)
     assert [int(np.count_nonzero((times_s >= low) & (times_s < low + 10))) for low in (0, 10, 20)] == [10, 0, 30]
+
+
+def test_bursty_clients_come_at_their_rate_from_the_begin_on():
+    # A renewal process that began when it is first watched would have (cv^2 - 1) / 2 arrivals too many.
+    lengths = Quantiles(np.array([1.0]), np.array([10.0]))
+    rate, cv, gamma = np.full(4, 0.5), np.full(4, 8.0), np.zeros(4, dtype=np.bool_)
+    clients = [Client(str(number), rate, cv, gamma, lengths, lengths) for number in range(400)]
+    trace = trace_of_clients("pool", clients, 50.0, np.random.default_rng(1))
+    assert len(trace) / len(clients) == pytest.approx(100.0, rel=0.12)
+    halves = np.bincount((trace.arrival_s // 100.0).astype(int))
+    assert halves[0] / halves[1] == pytest.approx(1.0, abs=0.15)
 
 
 def test_lengths_have_their_quantiles_and_bounds():
