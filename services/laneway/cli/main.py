@@ -13,6 +13,7 @@ from laneway.cli.drill import drill
 from laneway.cli.plan_view import plan
 from laneway.cli.replay import replay
 from laneway.cli.secrets import secrets
+from laneway.cli.simulate import simulate
 from laneway.cli.up import up
 
 # One line for each paragraph: the help keeps line breaks.
@@ -72,6 +73,7 @@ app.command(rich_help_panel="Here")(doctor)
 app.add_typer(config.app, name="config", rich_help_panel="Here")
 app.add_typer(calibrate.app, name="calibrate", rich_help_panel="Here")
 app.add_typer(engines.app, name="engines", rich_help_panel="Here")
+app.command(rich_help_panel="Here")(simulate)
 
 for calling in (jobs.generate, jobs.submit, jobs.watch, jobs.cancel, jobs.quote, jobs.jobs, operate.explain):
     app.command(rich_help_panel=CALLING)(calling)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import math
 import signal
 from enum import StrEnum
 from pathlib import Path
@@ -104,10 +105,11 @@ def replay(
 
         from laneway.cli.replaying.play import Options, Replay
         from laneway.cli.replaying.played import as_played
-        from laneway.cli.replaying.source import read_lines
+        from laneway.cli.traces import trace_from
         from laneway.runtime.engine_profile import load_profile, step_times
 
-        trace = as_played(read_lines(trace_file), speed=speed, divide_prompt=divide_prompt, divide_output=divide_output)
+        told = trace_from(trace_file, ttft_s=math.inf, tpot_s=math.inf, deadline_s=math.inf)
+        trace = as_played(told, speed=speed, divide_prompt=divide_prompt, divide_output=divide_output)
         options = Options(
             model=model,
             calls=calls,
