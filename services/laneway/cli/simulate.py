@@ -17,10 +17,23 @@ from laneway.core.lanes import Isolation
 
 if TYPE_CHECKING:
     from laneway.simulator.outcomes import Run
-    from laneway.simulator.trace import Trace
 
 TraceOption = Annotated[
-    Path, typer.Option("--trace", metavar="FILE", exists=True, help="Of Laneway's own format, or a recorded one.")
+    Path | None,
+    typer.Option("--trace", metavar="FILE", exists=True, help="Of Laneway's own format, or a recorded one."),
+]
+WorkloadOption = Annotated[
+    str | None, typer.Option("--workload", metavar="NAME", help="A scenario in place of a trace, such as chat.")
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="FOLDER", exists=True, file_okay=False, help="Recorded traces of scenarios; else made up."
+    ),
+]
+LoadOption = Annotated[float, typer.Option("--load", min=0.001, help="Of a scenario, times its own rate.")]
+SpanOption = Annotated[
+    float | None, typer.Option("--span", min=1.0, metavar="SECONDS", help="Of a scenario, in place of its own.")
 ]
 PoliciesOption = Annotated[
     str, typer.Option("--policies", metavar="NAME,...", help="Which to play; 'all' plays every one that is known.")
@@ -53,7 +66,11 @@ FindOption = Annotated[
 
 
 def simulate(
-    trace_file: TraceOption,
+    trace_file: TraceOption = None,
+    workload: WorkloadOption = None,
+    data: DataOption = None,
+    load: LoadOption = 1.0,
+    span_s: SpanOption = None,
     policies: PoliciesOption = "laneway,strict,fifo",
     speed: SpeedOption = 1.0,
     workers: WorkersOption = 4,
@@ -77,13 +94,22 @@ def simulate(
         fail("a simulation needs numpy: pip install 'laneway[simulate]'", EXIT_USAGE)
 
     async def work() -> None:
+        from laneway.cli.traces import scenario, trace_from, with_batch
         from laneway.runtime.engine_profile import load_profile
         from laneway.runtime.settings import PolicySettings
         from laneway.simulator.playing import play
+        from laneway.simulator.scaling import compressed
         from laneway.simulator.setup import EngineSize
         from laneway.simulator.world import FleetParams
 
-        trace = _trace(trace_file, speed, ttft_s, tpot_s, batch)
+        if (trace_file is None) == (workload is None):
+            raise ConfigError("either --trace or --workload says what is played")
+        if workload is not None:
+            trace = scenario(workload, data, seed=seed, load=load, span_s=span_s)
+        else:
+            assert trace_file is not None
+            trace = trace_from(trace_file, ttft_s=ttft_s, tpot_s=tpot_s, deadline_s=3600.0)
+        trace = with_batch(trace if speed == 1.0 else compressed(trace, speed), batch)
         size, engines = EngineSize(slots=slots, chunk_tokens=chunk), load_profile(profile)
         settings = PolicySettings(isolation=isolation.value)
 
@@ -152,20 +178,6 @@ def _names(policies: str) -> list[str]:
     if unknown or not names:
         raise ConfigError(f"--policies: there is no {unknown[0] if unknown else 'name'!r}; known: {', '.join(known())}")
     return names
-
-
-def _trace(path: Path, speed: float, ttft_s: float, tpot_s: float, batch: int) -> Trace:
-    from laneway.cli.traces import BATCH_OUTPUT_TOKENS, BATCH_PROMPT_TOKENS, batch_jobs, trace_from
-    from laneway.simulator.columns import joined
-    from laneway.simulator.scaling import compressed
-
-    trace = trace_from(path, ttft_s=ttft_s, tpot_s=tpot_s, deadline_s=3600.0)
-    if speed != 1.0:
-        trace = compressed(trace, speed)
-    if batch:
-        jobs = batch_jobs(batch, BATCH_PROMPT_TOKENS, BATCH_OUTPUT_TOKENS, 86_400.0)
-        trace = joined(f"{trace.name} and {batch} batch jobs", [trace, jobs])
-    return trace
 
 
 def _work(run: Run) -> str:
