@@ -25,8 +25,12 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
-def simulate(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["simulate", "--trace", *arguments])
+def simulate(trace: str, *arguments: str) -> Result:
+    return command("--trace", trace, *arguments)
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", *arguments])
 
 
 def test_policies_are_played_beside_each_other_on_one_trace(trace: str):
@@ -53,6 +57,21 @@ def test_a_recorded_trace_is_known_by_its_head_and_promised_what_is_said(tmp_pat
     )
     (run,) = json.loads(simulate(str(path), "--policies", "laneway", "--ttft", "5", "--json").stdout)
     assert run["lanes"][0]["kept"] == 1.0
+
+
+def test_a_scenario_is_played_by_its_name_and_made_up_where_nothing_is_recorded():
+    (run,) = json.loads(command("--workload", "chat", "--span", "10", "--policies", "strict", "--json").stdout)
+    assert run["trace"] == "chat"
+    assert any("made up" in note for note in run["notes"])
+    assert run["lanes"][0]["asked"] > 50
+    unknown = command("--workload", "lottery")
+    assert (unknown.exit_code, "'lottery' is no workload" in unknown.output) == (2, True)
+
+
+def test_either_a_trace_or_a_scenario_is_to_be_named(trace: str):
+    for arguments in ((), ("--trace", trace, "--workload", "chat")):
+        shown = command(*arguments)
+        assert (shown.exit_code, "either --trace or --workload" in shown.output) == (2, True)
 
 
 def test_the_fewest_workers_are_found_or_said_to_be_too_few(trace: str, tmp_path: Path):
