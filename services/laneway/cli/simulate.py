@@ -97,9 +97,10 @@ def simulate(
         from laneway.cli.traces import scenario, trace_from, with_batch
         from laneway.runtime.engine_profile import load_profile
         from laneway.runtime.settings import PolicySettings
+        from laneway.simulator.columns import with_blocks_of
         from laneway.simulator.playing import play
         from laneway.simulator.scaling import compressed
-        from laneway.simulator.setup import EngineSize
+        from laneway.simulator.setup import BLOCK_TOKENS, EngineSize
         from laneway.simulator.world import FleetParams
 
         if (trace_file is None) == (workload is None):
@@ -110,6 +111,7 @@ def simulate(
             assert trace_file is not None
             trace = trace_from(trace_file, ttft_s=ttft_s, tpot_s=tpot_s, deadline_s=3600.0)
         trace = with_batch(trace if speed == 1.0 else compressed(trace, speed), batch)
+        trace = with_blocks_of(trace, BLOCK_TOKENS)
         size, engines = EngineSize(slots=slots, chunk_tokens=chunk), load_profile(profile)
         settings = PolicySettings(isolation=isolation.value)
 

@@ -59,6 +59,15 @@ def test_a_recorded_trace_is_known_by_its_head_and_promised_what_is_said(tmp_pat
     assert run["lanes"][0]["kept"] == 1.0
 
 
+def test_prompts_that_share_blocks_of_any_size_meet_them_in_the_cache(tmp_path: Path):
+    """Recorded blocks have 16, 64 or 512 tokens, and engines have their own."""
+    path = tmp_path / "shared.jsonl"
+    blocks = list(range(100, 125))  # of 16 tokens: all of the prompt
+    path.write_text("".join(json.dumps(line | {"blocks": blocks}) + "\n" for line in LINES))
+    (run,) = json.loads(simulate(str(path), "--policies", "laneway", "--workers", "1", "--json").stdout)
+    assert run["lanes"][0]["cached_share"] > 0.85
+
+
 def test_a_scenario_is_played_by_its_name_and_made_up_where_nothing_is_recorded():
     (run,) = json.loads(command("--workload", "chat", "--span", "10", "--policies", "strict", "--json").stdout)
     assert run["trace"] == "chat"
