@@ -25,7 +25,8 @@ import numpy as np
 from laneway.core.fleet import StepTimes
 from laneway.simulator.engine import DONE, FIRST, Engine, Event, Work
 from laneway.simulator.outcomes import End, Outcomes, Run
-from laneway.simulator.trace import NO_SESSION, Trace
+from laneway.simulator.ticket import Ticket, next_turns, tickets
+from laneway.simulator.trace import Trace
 from laneway.simulator.usage import Meter
 
 CHUNK_ROWS = 65_536  # of a trace that are turned into Python values together
@@ -43,43 +44,6 @@ class FleetParams:
     tick_s: float = 0.25  # between two looks of the discipline
     lease_s: float = 3.0  # until the loss of a worker is noticed
     sample_s: float = 10.0  # of the usage figures
-
-
-class Ticket:
-    """One request on its way: what a discipline may know of it, what it has got, and where it is."""
-
-    __slots__ = (
-        "asked_s", "blocks", "came_s", "due_s", "first_s", "index", "lane", "made", "max_tokens", "mind",
-        "output_tokens", "prompt_tokens", "recomputed", "retries", "session", "starts", "tenant", "tpot_s",
-        "ttft_s", "warming", "where", "work",
-    )  # fmt: skip
-
-    def __init__(
-        self, index: int, asked_s: float, lane: int, tenant: int, prompt_tokens: int, output_tokens: int,
-        max_tokens: int, ttft_s: float, tpot_s: float, deadline_s: float, session: int, *, blocks: Sequence[int] | None,
-    ) -> None:  # fmt: skip
-        self.index = index
-        self.asked_s = asked_s  # for the first time
-        self.came_s = asked_s  # this time: what it is promised counts from here
-        self.lane = lane  # index into LANES
-        self.tenant = tenant
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens  # the world's: no discipline but a clairvoyant one may look
-        self.max_tokens = max_tokens
-        self.ttft_s = ttft_s
-        self.tpot_s = tpot_s
-        self.due_s = asked_s + deadline_s
-        self.session = session
-        self.blocks = blocks
-        self.first_s = math.nan
-        self.made = 0  # tokens that the caller has
-        self.recomputed = 0
-        self.retries = 0
-        self.starts = 0
-        self.where: Worker | None = None
-        self.work: Work | None = None
-        self.warming = False  # its work is a part of its prompt, not the request
-        self.mind: Any = None  # what a discipline keeps with it
 
 
 class Worker:
@@ -170,7 +134,7 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], None] | None, Worker | None, int]] = []
         self._order = 0
         self._open = 0  # requests that have not ended, later turns of open sessions included
-        self._next_turn = _next_turns(trace)
+        self._next_turn = next_turns(trace)
         self._turns = set(self._next_turn.values())
         self._meter = Meter(fleet.sample_s, times)
         self._deaths = tuple(deaths)
@@ -335,7 +299,7 @@ class World:
     def _arrivals(self) -> Iterator[Ticket]:
         trace, turns = self.trace, self._turns
         for begin in range(0, len(trace), CHUNK_ROWS):
-            for ticket in _tickets(trace, begin, min(len(trace), begin + CHUNK_ROWS)):
+            for ticket in tickets(trace, begin, min(len(trace), begin + CHUNK_ROWS)):
                 if ticket.index not in turns:
                     yield ticket
 
@@ -422,7 +386,7 @@ class World:
             self._follow(following, at_s)
 
     def _follow(self, index: int, at_s: float) -> None:
-        ticket = next(_tickets(self.trace, index, index + 1))
+        ticket = next(tickets(self.trace, index, index + 1))
         asked_s = at_s + float(self.trace.think_s[index])
         ticket.due_s += asked_s - ticket.asked_s
         ticket.asked_s = ticket.came_s = asked_s
@@ -475,27 +439,3 @@ class World:
             parameters | self._discipline.parameters(),
             self.counts,
         )
-
-
-def _tickets(trace: Trace, begin: int, end: int) -> Iterator[Ticket]:
-    prefixes = trace.prefixes
-    columns = (
-        trace.arrival_s, trace.lane, trace.tenant, trace.prompt_tokens, trace.output_tokens, trace.max_tokens,
-        trace.ttft_s, trace.tpot_s, trace.deadline_s, trace.session,
-    )  # fmt: skip
-    rows: Iterable[tuple[Any, ...]] = zip(*(column[begin:end].tolist() for column in columns), strict=True)
-    for index, row in enumerate(rows, begin):
-        blocks = prefixes.of(index).tolist() if prefixes is not None else None
-        yield Ticket(index, *row, blocks=blocks)
-
-
-def _next_turns(trace: Trace) -> dict[int, int]:
-    """Of each turn of a session the one after it."""
-    before: dict[int, int] = {}
-    following: dict[int, int] = {}
-    for index in np.flatnonzero(trace.session != NO_SESSION).tolist():
-        session = int(trace.session[index])
-        if session in before:
-            following[before[session]] = index
-        before[session] = index
-    return following

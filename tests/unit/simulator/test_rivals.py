@@ -18,8 +18,9 @@ from laneway.simulator.rivals.params import Common
 from laneway.simulator.rivals.prefixes import SentPrefixes
 from laneway.simulator.rivals.station import Station
 from laneway.simulator.setup import EngineSize, Setup
+from laneway.simulator.ticket import Ticket
 from laneway.simulator.trace import Prefixes, Trace
-from laneway.simulator.world import FleetParams, Ticket, World
+from laneway.simulator.world import FleetParams, World
 from tests.unit.simulator.test_world import BATCH, PRIORITY, ends, trace_of, traffic
 
 each_rival = pytest.mark.parametrize("name", RIVALS)

@@ -15,7 +15,8 @@ from laneway.simulator.ours.jobs import ANY, Job, Lanes
 from laneway.simulator.ours.params import OurParams
 from laneway.simulator.ours.scheduler import Scheduler
 from laneway.simulator.ours.station import Station
-from laneway.simulator.world import Ticket, Worker, World
+from laneway.simulator.ticket import Ticket
+from laneway.simulator.world import Worker, World
 
 
 class Laneway:

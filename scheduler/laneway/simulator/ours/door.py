@@ -19,7 +19,7 @@ from laneway.policy.lengths import LengthBook
 from laneway.policy.promises import NOTHING, Place, Promises
 from laneway.simulator.ours.jobs import Job
 from laneway.simulator.ours.params import OurParams
-from laneway.simulator.world import Ticket
+from laneway.simulator.ticket import Ticket
 
 REGION = "sim"
 MODEL = "model"

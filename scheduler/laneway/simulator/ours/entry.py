@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from laneway.core.lanes import LANES, Lane
-from laneway.simulator.world import Ticket
+from laneway.simulator.ticket import Ticket
 
 
 class Entry:

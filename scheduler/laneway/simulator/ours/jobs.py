@@ -11,7 +11,7 @@ from laneway.core.subjects import ParkSubject
 from laneway.policy.admit import Decision
 from laneway.policy.stealing import Slot, Turn, look_in_s, next_turn
 from laneway.simulator.ours.entry import Entry
-from laneway.simulator.world import Ticket
+from laneway.simulator.ticket import Ticket
 
 ANY = ""  # the home slot of what any worker may take
 

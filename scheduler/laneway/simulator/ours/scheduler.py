@@ -24,7 +24,7 @@ from laneway.policy.release import Release, choose, room_of
 from laneway.simulator.ours.jobs import Job, Lanes
 from laneway.simulator.ours.params import OurParams
 from laneway.simulator.ours.station import Station
-from laneway.simulator.world import Ticket
+from laneway.simulator.ticket import Ticket
 
 REGION = "sim"
 OUTLOOK_AGE_S = 5.0

@@ -27,7 +27,8 @@ from laneway.simulator.ours.budget import Budget
 from laneway.simulator.ours.entry import Entry
 from laneway.simulator.ours.jobs import ANY, Job, Lanes
 from laneway.simulator.ours.params import OurParams
-from laneway.simulator.world import Ticket, Worker, World
+from laneway.simulator.ticket import Ticket
+from laneway.simulator.world import Worker, World
 
 _LOWER = (Lane.DEFERRABLE, Lane.BATCH)
 

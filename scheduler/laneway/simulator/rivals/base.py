@@ -27,7 +27,8 @@ from laneway.core.lanes import LANES
 from laneway.simulator.rivals.order import Order
 from laneway.simulator.rivals.params import Common
 from laneway.simulator.rivals.station import Seat, Station
-from laneway.simulator.world import Ticket, Worker, World
+from laneway.simulator.ticket import Ticket
+from laneway.simulator.world import Worker, World
 
 P = TypeVar("P", bound=Common)
 

@@ -11,7 +11,7 @@ from laneway.simulator.rivals.order import ByKey, Key, Order
 from laneway.simulator.rivals.params import Common
 from laneway.simulator.rivals.station import Seat, Station
 from laneway.simulator.rivals.yielding import yield_to
-from laneway.simulator.world import Ticket
+from laneway.simulator.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)

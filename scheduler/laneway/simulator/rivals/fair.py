@@ -10,7 +10,7 @@ from laneway.simulator.rivals.flows import ByDeficit, ByTokens
 from laneway.simulator.rivals.order import Order
 from laneway.simulator.rivals.params import Common
 from laneway.simulator.rivals.station import Station
-from laneway.simulator.world import Ticket
+from laneway.simulator.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)

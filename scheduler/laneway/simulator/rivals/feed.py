@@ -9,7 +9,7 @@ from laneway.simulator.rivals.base import PLENTY, Rival
 from laneway.simulator.rivals.order import ByKey, Key, Order
 from laneway.simulator.rivals.params import Common
 from laneway.simulator.rivals.station import Station
-from laneway.simulator.world import Ticket
+from laneway.simulator.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)

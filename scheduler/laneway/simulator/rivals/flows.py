@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from laneway.core.lanes import LANES
 from laneway.simulator.rivals.order import Heap, as_they_came
 from laneway.simulator.rivals.station import Seat
-from laneway.simulator.world import Ticket
+from laneway.simulator.ticket import Ticket
 
 
 class Flows:

@@ -11,7 +11,8 @@ from laneway.simulator.rivals.flows import RoundRobin
 from laneway.simulator.rivals.order import Order
 from laneway.simulator.rivals.params import Common
 from laneway.simulator.rivals.station import Station
-from laneway.simulator.world import Ticket, World
+from laneway.simulator.ticket import Ticket
+from laneway.simulator.world import World
 
 QUEUED = 5  # in an engine's queue: saturated; source: llm-d's utilisation detector
 KV_SHARE = 0.8  # in use: saturated; source: the same

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from laneway.simulator.rivals.base import Rival
 from laneway.simulator.rivals.order import ByKey, Order, by_lane
 from laneway.simulator.rivals.params import Common
-from laneway.simulator.world import Ticket, World
+from laneway.simulator.ticket import Ticket
+from laneway.simulator.world import World
 
 
 @dataclass(frozen=True, slots=True)

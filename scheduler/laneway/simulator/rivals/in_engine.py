@@ -10,7 +10,8 @@ from laneway.simulator.rivals.base import PLENTY, Rival
 from laneway.simulator.rivals.order import ByKey, Order, by_lane
 from laneway.simulator.rivals.params import Common
 from laneway.simulator.rivals.station import Station
-from laneway.simulator.world import Ticket, Worker
+from laneway.simulator.ticket import Ticket
+from laneway.simulator.world import Worker
 
 _ALL = range(len(LANES))
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from laneway.core.lanes import LANES
 from laneway.simulator.rivals.station import Seat
-from laneway.simulator.world import Ticket
+from laneway.simulator.ticket import Ticket
 
 Key = tuple[float, ...]
 

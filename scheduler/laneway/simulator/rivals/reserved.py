@@ -10,7 +10,7 @@ from laneway.simulator.rivals.order import ByKey, Order, by_lane
 from laneway.simulator.rivals.params import Common
 from laneway.simulator.rivals.station import Station
 from laneway.simulator.rivals.yielding import newest_of_lowest, yield_to
-from laneway.simulator.world import Ticket
+from laneway.simulator.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ import math
 from laneway.core.fleet import StepTimes
 from laneway.core.lanes import LANES
 from laneway.simulator.rivals.prefixes import SentPrefixes
-from laneway.simulator.world import Ticket, Worker
+from laneway.simulator.ticket import Ticket
+from laneway.simulator.world import Worker
 
 
 class Seat:

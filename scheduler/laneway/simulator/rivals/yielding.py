@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.simulator.rivals.order import Key
 from laneway.simulator.rivals.station import Seat, Station
-from laneway.simulator.world import Ticket
+from laneway.simulator.ticket import Ticket
 
 if TYPE_CHECKING:
     from laneway.simulator.rivals.base import Rival
