@@ -11,7 +11,7 @@ from laneway.core.subjects import ParkSubject
 from laneway.runtime.bus import Bus
 from laneway.runtime.clock import SystemClock
 from laneway.runtime.lanes import LaneStore
-from laneway.runtime.puller import Delivery, LanePuller
+from laneway.runtime.puller import Delivery, LanePuller, Puller
 from laneway.runtime.reading import subject_list
 from tests.support.nats import POOL, REGION, eventually, make_job
 
@@ -44,6 +44,15 @@ async def seen_by(
         return (await lanes.depths(lane, pool, home)).ready == before + count
 
     await eventually(counted)
+
+
+async def pulled(puller: Puller, count: int) -> list[Delivery]:
+    """So many jobs, as soon as the consumer counts them."""
+    got: list[Delivery] = []
+    async with asyncio.timeout(HANG_S):
+        while len(got) < count:
+            got += await puller.pull(count - len(got), wait_s=1.0)
+    return got
 
 
 async def pull_all(bus: Bus, lane: Lane, home: str = subjects.HOME_ANY) -> list[Delivery]:

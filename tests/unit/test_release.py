@@ -253,6 +253,14 @@ def test_a_tenants_jobs_go_by_latest_start_to_the_grain_of_coalescing(parks: lis
                 assert gone.due_ms < kept.due_ms + COALESCE_MS[gone.lane]
 
 
+def test_jobs_that_are_predicted_to_cost_nothing_leave_one_after_the_other():
+    """Less than half a millisecond is 0 in a park subject."""
+    index = ParkIndex([park(f"j{i}", 940.0, cost_ms=0) for i in range(3)], now_ms=int(NOW_S * 1000))
+    assert [index.discard(f"j{i}") is not None for i in range(3)] == [True] * 3
+    assert len(index) == 0
+    assert index.demand("p", PARKING_LANES) == []
+
+
 @given(jobs_of_any_kind, st.lists(st.integers(0, 39), max_size=40))
 def test_the_index_forgets_what_left(parks: list[ParkSubject], leave: list[int]) -> None:
     now_ms = int(NOW_S * 1000)

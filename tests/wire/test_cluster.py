@@ -21,6 +21,7 @@ from laneway.runtime.puller import LanePuller
 from laneway.runtime.records import RecordExists, RecordStore
 from laneway.runtime.settings import NatsSettings
 from tests.support.cluster import SIZE, cluster, connected_at
+from tests.support.lanes import pull_all
 from tests.support.nats import POOL, REGION, TENANT, eventually, make_job, make_record, small_catalogue
 
 pytestmark = [pytest.mark.wire, pytest.mark.slow]
@@ -97,8 +98,7 @@ async def test_releasers_on_three_nodes_make_one_copy(buses: list[Bus]):
         *(store.release(subject, now_s=now_s, reason="race") for subject in parked for store in stores)
     )
     assert Counter(outcomes)[ReleaseOutcome.RELEASED] == len(parked)
-    async with LanePuller(buses[1], REGION, Lane.BATCH, POOL) as puller:
-        delivered = [delivery.job.record.job_id for delivery in await puller.pull(100)]
+    delivered = [delivery.job.record.job_id for delivery in await pull_all(buses[1], Lane.BATCH)]
     assert sorted(delivered) == sorted(subject.job for subject in parked)
 
 

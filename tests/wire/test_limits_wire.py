@@ -130,6 +130,12 @@ async def test_producers_messages_that_are_put_off_are_so_many(bus: Bus, monkeyp
     for _ in range(3):
         await bus.store(of_ingest(""), b"job")
     async with Puller(bus, subjects.ingest_stream(REGION), layout.INGEST_CONSUMER) as puller:
+        consumer = f"CONSUMER.INFO.{subjects.ingest_stream(REGION)}.{layout.INGEST_CONSUMER}"
+
+        async def counted() -> bool:  # a pull that does not wait is answered from what the consumer counts
+            return (await bus.api(consumer, {}))["num_pending"] == 3
+
+        await eventually(counted)
         first, _ = await puller.pull(3, timeout_s=0.5)
         assert await puller.pull(1, timeout_s=0.5) == []
         assert "max_ack_pending" in puller.trouble

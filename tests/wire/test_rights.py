@@ -17,6 +17,7 @@ from laneway.runtime.provision import ProvisionError
 from laneway.runtime.puller import LanePuller
 from laneway.runtime.records import RecordStore
 from laneway.runtime.rights import inbox_prefix
+from tests.support.lanes import pulled
 from tests.support.nats import (
     POOL,
     REGION,
@@ -218,7 +219,7 @@ async def test_a_worker_that_means_harm_changes_nothing_in_the_lanes(region: Gua
         with pytest.raises(NotPermitted, match=r"publish to lane\.local"):
             await LaneStore(worker, REGION).put_ready(make_job(make_record()), 1)
         async with LanePuller(worker, REGION, Lane.BATCH, POOL) as puller:
-            (delivery,) = await puller.pull(1)
+            (delivery,) = await pulled(puller, 1)
             assert delivery.job.record.job_id == record.job_id
             await delivery.ack()
         async with region.bus("scheduler") as scheduler:
@@ -263,7 +264,7 @@ async def test_acknowledgements_of_the_servers_next_version_are_within_the_right
         sequence = await RecordStore(door).create(record)
         await LaneStore(door, REGION).put_ready(make_job(record), sequence)
         async with LanePuller(worker, REGION, Lane.BATCH, POOL) as puller:
-            (delivery,) = await puller.pull(1)
+            (delivery,) = await pulled(puller, 1)
             await delivery.ack()
         lanes = LaneStore(scheduler, REGION)
         await eventually(lambda: _empty(lanes))

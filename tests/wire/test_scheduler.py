@@ -29,6 +29,7 @@ from laneway.scheduler.decisions import DecisionLog
 from laneway.scheduler.parking import Parking
 from laneway.scheduler.releaser import Releaser
 from laneway.scheduler.stagger import Staggerer
+from tests.support.lanes import pulled
 from tests.support.nats import POOL, REGION, connected, eventually, make_job, make_record
 from tests.support.scheduling import (
     SLOTS,
@@ -79,7 +80,7 @@ async def test_parked_jobs_are_released_into_idle_places_and_held_when_the_pool_
             assert await ready_jobs(bus) == dict.fromkeys(jobs[:8], 1)
             puller = LanePuller(bus, REGION, Lane.DEFERRABLE, POOL)
             await puller.start()
-            running = await puller.pull(SLOTS)
+            running = await pulled(puller, SLOTS)
             await worker.show(running=SLOTS)
             await eventually(lambda: scheduler.released[POOL, Lane.DEFERRABLE] == 8)
             look = scheduler.plans.plan

@@ -12,6 +12,7 @@ from laneway.runtime.local_nats import LocalNats
 from laneway.runtime.puller import LanePuller
 from laneway.runtime.settings import Settings
 from laneway.scheduler.loop import Scheduler
+from tests.support.lanes import pulled
 from tests.support.nats import POOL, REGION, eventually, make_job, make_record
 from tests.support.scheduling import FakeWorker, provision_for, running_scheduler, scheduler_settings
 
@@ -71,7 +72,7 @@ async def test_the_plan_shows_what_waits_and_runs_in_each_home_and_lanes_are_the
         for lane, home in ((Lane.PRIORITY, "h1"), (Lane.BATCH, "h1"), (Lane.BATCH, "h1"), (Lane.BATCH, "")):
             await lanes.put_ready(make_job(make_record(lane=lane, home=home)), 1)
         async with LanePuller(bus, REGION, Lane.BATCH, POOL, "h1") as puller:
-            await puller.pull(1)
+            await pulled(puller, 1)
 
             def counted() -> bool:
                 pool = pool_of(scheduler)

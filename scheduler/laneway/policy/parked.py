@@ -217,9 +217,9 @@ class ParkIndex:
             shelf.unqueue(park)
         shelf.cost_ms -= park.cost_ms
         grain = park.due_ms // DEMAND_GRAIN_MS
-        shelf.demand_ms[grain] -= park.cost_ms
-        if shelf.demand_ms[grain] <= 0:
-            del shelf.demand_ms[grain]
+        left_ms = shelf.demand_ms.pop(grain, 0) - park.cost_ms
+        if left_ms > 0:  # jobs that are predicted to cost nothing leave none
+            shelf.demand_ms[grain] = left_ms
         if not shelf.due:
             del self._shelves[key]
         # A not-before may be weeks away: without this, every job that was cancelled until then would be remembered.
