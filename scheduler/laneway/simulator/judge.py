@@ -7,6 +7,8 @@ is no promise. Deferrable and batch requests thus usually have their deadline al
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +77,7 @@ class Verdict(msgspec.Struct, frozen=True):
     policy: str
     trace: str
     seed: int
+    load: float | None  # in units of rho99; None: not said
     lanes: list[Judged]
     tenants: list[Judged]
     sizes: list[Judged]  # quartiles of the priority lane's work by the profile, smallest first
@@ -88,7 +91,9 @@ class Verdict(msgspec.Struct, frozen=True):
         return next((each for each in self.lanes if each.name == lane), None)
 
 
-def judged(run: Run, times: StepTimes, weights: dict[str, float] | None = None) -> Verdict:
+def judged(
+    run: Run, times: StepTimes, weights: dict[str, float] | None = None, *, load: float | None = None
+) -> Verdict:
     """`times`: of the profile, for what work is worth; `weights`: of tenants by name, 1 for those not named."""
     trace = run.trace
     lanes = [lane for lane in LANES if trace.of_lane(lane).any()]
@@ -96,6 +101,7 @@ def judged(run: Run, times: StepTimes, weights: dict[str, float] | None = None) 
         policy=run.policy,
         trace=trace.name,
         seed=run.seed,
+        load=load,
         lanes=[_group(run, lane.value, trace.of_lane(lane)) for lane in lanes],
         tenants=[_group(run, name, np.equal(trace.tenant, number)) for number, name in enumerate(trace.tenants)],
         sizes=[_group(run, f"quartile {number}", mask) for number, mask in enumerate(size_quartiles(run, times), 1)],
@@ -103,8 +109,18 @@ def judged(run: Run, times: StepTimes, weights: dict[str, float] | None = None) 
         fairness={lane.value: jain(run, times, trace.of_lane(lane), weights) for lane in lanes},
         harvest_device_s=harvest_device_s(run, times),
         counts=dict(run.counts),
-        parameters=dict(run.parameters),
+        parameters=dict(_flat(run.parameters)),
     )
+
+
+def _flat(parameters: Mapping[str, object], above: str = "") -> Iterator[tuple[str, float | str | bool]]:
+    """A mapping among them (a figure for each lane) as a parameter for each of its keys."""
+    for key, value in parameters.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def kept(run: Run) -> Mask:
