@@ -49,7 +49,7 @@ def _drawn(report: Report) -> Iterator[tuple[str, str, Figure]]:
         if any(curve.lane == lane for curve in report.curves):
             yield (
                 f"cdf-{lane}",
-                f"The {lane} lane: share of all that was offered with at most this TTFT, TPOT, time to the end. {NEVER}",
+                f"The {lane} lane: share of all offered with at most this TTFT, TPOT, time to the end. {NEVER}",
                 _curves(report, lane, looks),
             )
     if report.usage:
