@@ -95,8 +95,10 @@ def _attainment(report: Report, looks: dict[str, Look]) -> Figure:
             if line.lane == lane:
                 share = [float("nan") if value is None else 100.0 * value for value in line.share]
                 known = sum(value is not None for value in line.share)
-                mark = {"marker": "o", "ms": 7.0 + 4.0 * (looks[line.policy]["lw"] - 1.5)} if known == 1 else {}
-                axis.plot([at / 60.0 for at in line.at_s], share, label=line.policy, **looks[line.policy], **mark)
+                style = dict(looks[line.policy])
+                if known == 1:
+                    style |= {"marker": "o", "ms": 7.0 + 4.0 * (style["lw"] - 1.5)}
+                axis.plot([at / 60.0 for at in line.at_s], share, label=line.policy, **style)
         axis.set_ylim(-3.0, 103.0)
         axis.set_ylabel(f"{lane}\nattainment (%)")
         axis.margins(x=0.01)
