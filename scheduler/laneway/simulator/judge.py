@@ -3,6 +3,9 @@
 Attainment counts over all that was offered: what was refused, left or dropped has missed. A request kept its promise if
 it was DONE within all that the trace promises it together: TTFT, mean time between tokens and its deadline, where inf
 is no promise. Deferrable and batch requests thus usually have their deadline alone.
+
+Goodput is over the time in which the trace brings requests, the same for all policies: over a run's own length, one
+that takes longer over what is left at the end would seem to serve less all along.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class Judged(msgspec.Struct, frozen=True):
     tpot: Quantiles  # of answers of more than one token
     completion: Quantiles  # from asking to the answer's end
     lateness: Quantiles  # beyond the deadline; 0 for what was in time
-    goodput_requests_per_s: float  # that kept their promises
+    goodput_requests_per_s: float  # that kept their promises, and ended while the trace still brought requests
     goodput_tokens_per_s: float
     wasted_tokens: int  # prompt and answer tokens computed for callers who had left, of those whose answer had begun
     rework_share: float  # of all tokens computed
@@ -92,9 +95,15 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def judged(
-    run: Run, times: StepTimes, weights: dict[str, float] | None = None, *, load: float | None = None
+    run: Run,
+    times: StepTimes,
+    weights: dict[str, float] | None = None,
+    *,
+    load: float | None = None,
+    until_s: float = np.inf,
 ) -> Verdict:
-    """`times`: of the profile, for what work is worth; `weights`: of tenants by name, 1 for those not named."""
+    """`times`: of the profile, for what work is worth; `weights`: of tenants by name, 1 for those not named; `until_s`:
+    the harvest's end, for batch work whose deadlines lie beyond what is played."""
     trace = run.trace
     lanes = [lane for lane in LANES if trace.of_lane(lane).any()]
     return Verdict(
@@ -107,7 +116,7 @@ def judged(
         sizes=[_group(run, f"quartile {number}", mask) for number, mask in enumerate(size_quartiles(run, times), 1)],
         fleet=fleet(run),
         fairness={lane.value: jain(run, times, trace.of_lane(lane), weights) for lane in lanes},
-        harvest_device_s=harvest_device_s(run, times),
+        harvest_device_s=harvest_device_s(run, times, until_s=until_s),
         counts=dict(run.counts),
         parameters=dict(_flat(run.parameters)),
     )
@@ -261,7 +270,9 @@ def _group(run: Run, name: str, mine: Mask) -> Judged:
     again = int(outcomes.recomputed_tokens[mine].sum())
     once = int((trace.prompt_tokens - outcomes.cached_tokens)[begun].sum() + outcomes.tokens[begun].sum())
     prompts = int(trace.prompt_tokens[done].sum())
-    length_s = span_s(run)
+    length_s = run.trace.span_s or span_s(run)
+    with np.errstate(invalid="ignore"):
+        soon = good & (outcomes.end_s <= length_s)
     return Judged(
         name=name,
         offered=offered,
@@ -272,8 +283,8 @@ def _group(run: Run, name: str, mine: Mask) -> Judged:
         tpot=quantiles(outcomes.tpot_s[done & (outcomes.tokens > 1)]),
         completion=quantiles(answer_s[done]),
         lateness=quantiles(np.maximum(0.0, answer_s[dated] - trace.deadline_s[dated])),
-        goodput_requests_per_s=int(np.count_nonzero(good)) / length_s if length_s else 0.0,
-        goodput_tokens_per_s=int(outcomes.tokens[good].sum()) / length_s if length_s else 0.0,
+        goodput_requests_per_s=int(np.count_nonzero(soon)) / length_s if length_s else 0.0,
+        goodput_tokens_per_s=int(outcomes.tokens[soon].sum()) / length_s if length_s else 0.0,
         wasted_tokens=int((trace.prompt_tokens - outcomes.cached_tokens)[left].sum() + outcomes.tokens[left].sum()),
         rework_share=again / (again + once) if again + once else 0.0,
         cached_share=int(outcomes.cached_tokens[done].sum()) / prompts if prompts else 0.0,

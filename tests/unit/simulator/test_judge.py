@@ -106,6 +106,20 @@ def test_goodput_counts_what_kept_its_promise_over_the_whole_run():
     assert found.goodput_tokens_per_s == pytest.approx(22 / 60)
 
 
+def test_goodput_is_over_the_traces_own_time_however_long_the_rest_takes():
+    late = {"lane": BATCH, "ttft_s": math.inf, "tpot_s": math.inf, "end_s": 50.0}
+    run = run_of([{}, {"asked_s": 20.0, "end_s": 20.0, "first_s": 20.0}, late, late | {"end_s": 8.0}])
+    assert lane_of(run).goodput_requests_per_s == pytest.approx(2 / 20)
+    assert lane_of(run, Lane.BATCH).goodput_requests_per_s == pytest.approx(1 / 20)
+    assert lane_of(run, Lane.BATCH).attainment == 1.0
+
+
+def test_a_mapping_among_the_parameters_is_told_key_by_key():
+    run = run_of([{}])
+    run.parameters["ttft"] = {Lane.PRIORITY: 1.0}  # type: ignore[assignment]
+    assert judged(run, TIMES).parameters == {"chunk": 512.0, "ttft.priority": 1.0}
+
+
 def test_work_for_those_who_left_is_wasted_less_what_was_cached_and_those_who_left_waiting_cost_none():
     left = {"end": End.LEFT, "tokens": 5, "cached": 32}
     waited = {"end": End.LEFT, "tokens": 0, "first_s": math.nan}

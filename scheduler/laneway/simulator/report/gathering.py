@@ -30,9 +30,11 @@ def report_of(
     silo: str | None = None,
     alone: str | None = None,
     weights: dict[str, float] | None = None,
+    until_s: float = np.inf,
 ) -> Report:
     """`loads`: of each run, in units of rho99; runs at `load_shown` (without it: at the first run's) are plotted over
-    time. `silo`, `alone`: policies that decide whether a harvest counts. `weights`: of tenants by name.
+    time. `silo`, `alone`: policies that decide whether a harvest counts. `weights`: of tenants by name. `until_s`: the
+    harvest's end.
 
     Raises ValueError without a run, or if `loads` is of another length.
     """
@@ -45,7 +47,7 @@ def report_of(
     shown = [run for run, load in zip(runs, of_run, strict=True) if load == shown_load]
     if not shown:
         raise ValueError(f"no run has the load {shown_load}")
-    verdicts = [judged(run, times, weights, load=load) for run, load in zip(runs, of_run, strict=True)]
+    verdicts = [judged(run, times, weights, load=load, until_s=until_s) for run, load in zip(runs, of_run, strict=True)]
     at_load = [verdict for verdict in verdicts if verdict.load == shown_load]
     return Report(
         version=VERSION,
