@@ -162,7 +162,7 @@ def test_a_missing_plotting_library_names_the_extra(monkeypatch: pytest.MonkeyPa
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_report(made(), tmp_path / "file" / "folder")
+        write_report(report_of([run_of([])], TIMES, About("nothing")), tmp_path / "file" / "folder")
 
 
 def test_a_report_needs_runs_and_their_loads():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,15 @@ Look = dict[str, Any]  # of a policy's line
 LANE_COLOURS = {"priority": "#0072B2", "deferrable": "#E69F00", "batch": "#999999"}
 INK, FAINT = "#1a1a1a", "#d9d9d9"
 WIDTH_IN, DPI = 10.0, 110
+TICKS = 7  # of a logarithmic axis; with more, powers of ten alone
 MEASURES = {"ttft": "TTFT (s)", "tpot": "TPOT (ms)", "completion": "completion (s)"}
 SCALE = {"tpot": 1000.0}
+COST = "GPU-hours paid for until the last request has ended, booting included, with 95 % intervals over seeds."
 NEVER = "What was refused, left or dropped never arrives, so a curve need not reach 100 %."
 USAGE = (
     "Left: share of the paid time in which engines ran steps, and of KV in use. Right: useful work by lane, in "
-    "device-seconds by the profile for each second paid for, counted when an answer is done; of the first seed."
+    "device-seconds by the profile for each second paid for, counted when an answer is done; more than 1 where "
+    "prefixes are found in caches or batches are larger than 32 sequences. Of the first seed."
 )
 
 
@@ -65,7 +69,7 @@ def _drawn(report: Report) -> Iterator[tuple[str, str, Figure]]:
     if report.gpu_hours:
         yield (
             "cost",
-            "GPU-hours paid for, booting included; bars with 95 % intervals over seeds.",
+            COST,
             _bars(report.gpu_hours, "cost (GPU-hours)", looks),
         )
 
@@ -97,7 +101,7 @@ def _attainment(report: Report, looks: dict[str, Look]) -> Figure:
                 known = sum(value is not None for value in line.share)
                 style = dict(looks[line.policy])
                 if known == 1:
-                    style |= {"marker": "o", "ms": 7.0 + 4.0 * (style["lw"] - 1.5)}
+                    style |= {"marker": "o", "ms": 7.0 + 4.0 * (style["lw"] - 1.5), "clip_on": False}
                 axis.plot([at / 60.0 for at in line.at_s], share, label=line.policy, **style)
         axis.set_ylim(-3.0, 103.0)
         axis.set_ylabel(f"{lane}\nattainment (%)")
@@ -218,11 +222,17 @@ def _figure(rows: int, columns: int, row_in: float, **shared: Any) -> tuple[Figu
 
 def _plain_ticks(axis: Axes) -> None:
     """0.1, 1, 10 rather than powers, and what lies between where there is room."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
     low, high = axis.get_xlim()
-    between = (1.0, 2.0, 5.0) if high < 30.0 * low else (1.0,)
-    axis.xaxis.set_major_locator(LogLocator(base=10.0, subs=between, numticks=9))
+    ticks: list[float] = []
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in (range(1, 10), (1, 2, 5), (1,)):
+        ticks = [step * 10.0**decade for decade in decades for step in steps]
+        if sum(low <= tick <= high for tick in ticks) <= TICKS:
+            break
+    axis.set_xlim(low, high)
+    axis.xaxis.set_major_locator(FixedLocator(ticks))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
 
